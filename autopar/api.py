@@ -51,8 +51,8 @@ from autopar.questions import (
 )
 from autopar.request import LossFunction, Request
 from autopar.request.argument_types import Branch, check_arguments
+from autopar.request.axis_ways import ContextParallelism, ExpertParallelism
 from autopar.request.constraints import Recompute
-from autopar.request.context_parallelism import ContextParallelism
 from autopar.request.search_mode import Mode
 from autopar.rules.engine import take_rules
 from autopar.rules.learning import adopt_rules
@@ -112,6 +112,7 @@ def compile(
     recompute: Recompute | None = None,
     kernels: Sequence[str] | None = None,
     cp: ContextParallelism | None = None,
+    ep: ExpertParallelism | None = None,
     time_limit: float | None = None,
     warm_start: Plan | str | Path | None = None,
     scaler: torch.amp.GradScaler | None = None,
@@ -156,7 +157,8 @@ def compile(
     recompute: "none", "selective" or "full" in every block; default: as memory asks.
     kernels: kinds of groups of operators that run as kernels of ours ("rms_norm", "cross_entropy", ...), (): none;
         default: on GPUs those that cost less.
-    cp: how attention runs over an axis `cp` of dims: "ring", "ulysses" or "gather"; default: what costs least.
+    cp: how attention runs over an axis `cp` of dims: "ring", "ulysses" or "gather"; default: what costs least. ep: how
+        products of experts run over an axis `ep`: "dispatch", "gather" or "masked"; default: what costs least.
     time_limit: seconds for the whole planning, whatever the mode says. Ctrl-C ends it too: the best plan so far is
         taken, with its bound. warm_start: an older Plan, or its file, to begin with.
     scaler: the GradScaler that scales the loss. Micro-batches and pipelines run backward inside the call: with it they
@@ -216,6 +218,7 @@ def compile(
         recompute=recompute,
         kernels=kernels,
         cp=cp,
+        ep=ep,
         time_limit=time_limit,
         warm_start=warm_start,
         with_baselines=dims is None and mesh is None,  # who pins the mesh wants to train, not to compare
@@ -274,6 +277,7 @@ def plan(
     recompute: Recompute | None = None,
     kernels: Sequence[str] | None = None,
     cp: ContextParallelism | None = None,
+    ep: ExpertParallelism | None = None,
     time_limit: float | None = None,
     warm_start: Plan | str | Path | None = None,
 ) -> Plan:
@@ -306,6 +310,7 @@ def plan(
         recompute=recompute,
         kernels=kernels,
         cp=cp,
+        ep=ep,
         time_limit=time_limit,
         warm_start=warm_start,
     )

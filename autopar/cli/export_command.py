@@ -91,6 +91,7 @@ def _priced(plan: Plan, uniform: UniformPlan, trust: bool) -> Plan:
         cluster=cluster_of(plan, question, {}),
         dims=uniform.dims or None,
         cp=uniform.asked_way,
+        ep=uniform.asked_expert_way,
         optimizer=arguments["optimizer"],
         precision=plan.precision,
         reduce_dtype=plan.reduce_dtype,

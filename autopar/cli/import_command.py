@@ -69,6 +69,7 @@ def import_(
         if uniform.stages:
             found = found.edit(stage_edits(uniform.stages, found))
     asked = {**options, "dims": ",".join(f"{axis}={size}" for axis, size in options["dims"].items()), "constraints": []}
+    asked = {name: value for name, value in asked.items() if value is not None or name not in ("cp", "ep")}
     question = {"model": model, "cluster_text": cluster, "optimizer": optimizer, **sizes, **asked}
     found = found.with_(question={**found.question, **question})
     if output is not None:

@@ -9,8 +9,8 @@ import click
 
 from autopar.cli.options import OPTIMIZERS, OneOf, on_or_number
 from autopar.request.argument_types import Branch
+from autopar.request.axis_ways import CONTEXT_WAYS, EXPERT_WAYS
 from autopar.request.constraints import Recompute
-from autopar.request.context_parallelism import WAYS
 from autopar.request.precision_name import REDUCE_NAMES
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -39,7 +39,12 @@ def model_options(command: Command) -> Command:
             help="In which gradients are added over ranks. Default: fp32, or the dtype of bf16 parameters.",
         ),
         click.option(
-            "--cp", type=OneOf(WAYS), help="How attention runs over an axis cp of --dims. Default: what costs least."
+            "--ep", type=OneOf(EXPERT_WAYS),
+            help="How products of experts run over an axis ep of --dims. Default: what costs least.",
+        ),
+        click.option(
+            "--cp", type=OneOf(CONTEXT_WAYS),
+            help="How attention runs over an axis cp of --dims. Default: what costs least.",
         ),
         click.option("--recompute", type=OneOf(get_args(Recompute)), help="Default: as memory asks."),
         click.option("--schedule", help="Of a pipeline (--dims pp=2): 1f1b, zb-h1, ... Default: the best simulated."),

@@ -13,16 +13,20 @@ from autopar.planner.meshes.choose_micro_batches import in_parts_of
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.recovered_problem import Recovered, recover
 from autopar.plans.parallel_plan import Plan
+from autopar.plans.parallelism import expert_way
 from autopar.request import Request
 
 
 def query_of(source: Source, plan: Plan, request: Request | None = None) -> Query:
-    """The question that a plan answers, in the micro-batches in which it runs. request: in place of the source's."""
+    """The question that a plan answers, in the micro-batches in which it runs and the way of its experts. request: in
+    place of the source's."""
     asked = request or source.request
     refuse_mixed(asked.cluster, "an explanation")
     asked = replace(asked, time_limit=None, warm_start=None, kernels=plan.kernels)
     query = Query.of(source.program, asked, kept=source.kept)
+    constraints = replace(query.constraints, ep=query.constraints.ep or expert_way(plan))
     query = replace(query, hidden_share=plan.hidden_share, offered=query.offered | plan.implementations)
+    query = replace(query, constraints=constraints)
     if plan.micro_batches == 1:
         return query
     return in_parts_of(query, source.in_parts(plan))

@@ -28,8 +28,8 @@ from autopar.plans.parallel_plan import Plan
 from autopar.questions import as_cluster, capture_example, check_model
 from autopar.request import LossFunction, Request
 from autopar.request.argument_types import Branch
+from autopar.request.axis_ways import ContextParallelism, ExpertParallelism
 from autopar.request.constraints import Recompute
-from autopar.request.context_parallelism import ContextParallelism
 from autopar.request.search_mode import Mode
 
 
@@ -84,6 +84,7 @@ class Planner:
         recompute: Recompute | None = None,
         kernels: Sequence[str] | None = None,
         cp: ContextParallelism | None = None,
+        ep: ExpertParallelism | None = None,
         mode: Mode = "default",
         time_limit: float | None = None,
         warm_start: Plan | str | Path | None = None,
@@ -106,6 +107,7 @@ class Planner:
             recompute=recompute,
             kernels=kernels,
             cp=cp,
+            ep=ep,
             mode=mode,
             time_limit=time_limit,
             warm_start=warm_start or self._last,

@@ -17,18 +17,20 @@ from autopar.layouts.placement import Shard
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.parallelism import (
     PRODUCTS,
+    ExpertWay,
     Role,
     Way,
     attention_ways,
     axis_roles,
     axis_vote,
+    expert_ways,
     forward_products,
     kind_of,
     split_on,
     zero_stage,
     zero_stage_of,
 )
-from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION
+from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION, ParameterPlan
 
 Recomputation = Literal["none", "selective", "full"]
 ContextWay = Literal["ring", "ulysses", "gather", "mixed"]
@@ -46,7 +48,8 @@ parallelism)."""
 class UniformPlan:
     """Degrees; their product is the number of devices (cp counts cp_inner). cp_way: how attention runs over the cp
     ranks, None where nobody says; cp_inner: of these, ranks beside each other that split heads in a ring of the others
-    ("mixed"); cp_shards: parameters are stored split over them, too. zero_stage: 0 where nothing is sharded, 2 where
+    ("mixed"); cp_shards: parameters are stored split over them, too; ep_shards: those of no experts over the ep ranks,
+    which see different samples. zero_stage: 0 where nothing is sharded, 2 where
     gathered weights are kept for backward, else 3. schedule, chunks: of the pipeline. batch: samples of a step, None
     where the plan does not say. stages: module -> stage, where a configuration says it. lost: sentences about what the
     plan does and this configuration does not."""
@@ -59,6 +62,7 @@ class UniformPlan:
     cp_inner: int = 1
     cp_shards: bool = False
     ep: int = 1
+    ep_shards: bool = False
     pp: int = 1
     zero_stage: int = 0
     sequence_parallel: bool = False
@@ -91,16 +95,20 @@ class UniformPlan:
 
     @property
     def dims(self) -> dict[str, int]:
-        """As `autopar.plan(dims=...)` takes them, to price the configuration. Expert parallelism, which has no axis
-        name of its own, counts as what is nearest: ranks of data parallelism."""
-        sizes = {"pp": self.pp, "dp_replicate": self.dp_replicate, "dp_shard": self.dp_shard * self.ep}
-        sizes |= {"cp": self.cp // self.cp_inner, "cp_inner": self.cp_inner, "tp": self.tp}
+        """As `autopar.plan(dims=...)` takes them, to price the configuration."""
+        sizes = {"pp": self.pp, "dp_replicate": self.dp_replicate, "dp_shard": self.dp_shard}
+        sizes |= {"cp": self.cp // self.cp_inner, "cp_inner": self.cp_inner, "ep": self.ep, "tp": self.tp}
         return {name: size for name, size in sizes.items() if size > 1}
 
     @property
     def asked_way(self) -> Way | None:
         """As `autopar.plan(cp=...)` takes it."""
         return None if self.cp == 1 or self.cp_way == "mixed" else self.cp_way
+
+    @property
+    def asked_expert_way(self) -> ExpertWay | None:
+        """As `autopar.plan(ep=...)` takes it: in all tools rows travel."""
+        return None if self.ep == 1 else "dispatch"
 
 
 def nearest_uniform(plan: Plan) -> UniformPlan:
@@ -118,13 +126,16 @@ def nearest_uniform(plan: Plan) -> UniformPlan:
     way, inner, way_lost = _context(plan, roles)
     over_cp = [each for each in plan.parameters.values() if split_on(each, roles, "cp")]
     shards_over_cp = 2 * len(over_cp) > len(plan.parameters)
+    over_ep = _stored_split_over_ep(plan, roles)
     return UniformPlan(
         **degrees,
         pp=len(plan.rank_groups),
         cp_way=way,
         cp_inner=inner,
         cp_shards=shards_over_cp,
-        zero_stage=zero_stage(plan, roles) or (zero_stage_of(over_cp) if shards_over_cp else 0),
+        ep_shards=bool(over_ep),
+        zero_stage=zero_stage(plan, roles) or (zero_stage_of(over_cp) if shards_over_cp else 0)
+        or (zero_stage_of(over_ep) if over_ep else 0),
         sequence_parallel=_sequence_parallel(plan, roles),
         schedule=plan.staged.schedule if plan.in_stages else None,
         chunks=plan.staged.chunks,
@@ -137,11 +148,31 @@ def nearest_uniform(plan: Plan) -> UniformPlan:
         lost=(
             *_lost_parameters(plan, roles),
             *_lost_operators(plan, roles),
+            *_lost_expert_ways(plan, roles),
             *way_lost,
             *recompute_lost,
             *_lost_precision(plan),
         ),
     )
+
+
+def _stored_split_over_ep(plan: Plan, roles: tuple[Role, ...]) -> list[ParameterPlan]:
+    """The parameters that lie split over expert parallelism and are whole where they are used, as those of no experts
+    are; none where fewer than half of such parameters do."""
+    axes = [axis for axis, role in enumerate(roles) if role == "ep"]
+    dense = [p for p in plan.parameters.values() if not any(isinstance(p.used[axis], Shard) for axis in axes)]
+    found = [p for p in dense if split_on(p, roles, "ep")]
+    return found if 2 * len(found) > len(dense) else []
+
+
+def _lost_expert_ways(plan: Plan, roles: tuple[Role, ...]) -> Iterator[str]:
+    """Products of experts whose rows do not travel over expert parallelism, as they do in all tools."""
+    for axis, role in enumerate(roles):
+        ways = expert_ways(plan, axis)
+        others = ways.total() - ways["dispatch"]
+        if role == "ep" and others:
+            which = f"{others} of {ways.total()} products of experts"
+            yield f"{which} send no rows over {_axis(plan, axis)}; in tools all do"
 
 
 def cannot(uniform: UniformPlan, *degrees: str) -> list[str]:
@@ -236,13 +267,14 @@ def _lost_operators(plan: Plan, roles: tuple[Role, ...]) -> Iterator[str]:
     for axis, role in enumerate(roles):
         if plan.layout_mesh.shape[axis] == 1:
             continue
-        wanted = "batch" if role.startswith("dp") else role
+        wanted = "batch" if role.startswith("dp") or role == "ep" else role
         others = [
             name
             for name, chosen in plan.operators.items()
             if not name.endswith("/bwd")
             and kind_of(name) in PRODUCTS
             and axis_vote(kind_of(name), chosen.axes[axis]) != wanted
+            and not (role == "ep" and kind_of(name) == "expert_linear")  # `_lost_expert_ways` tells
         ]
         if others and role != "cp":  # the rows of a product may hold the sequence as well as the batch
             yield _counted(len(others), total, f"products do not split {wanted} over {_axis(plan, axis)}", others[0])

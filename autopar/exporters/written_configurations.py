@@ -64,7 +64,7 @@ def torchtitan(_plan: Plan, uniform: UniformPlan) -> tuple[str, list[str]]:
             "fsdp_reshard_after_forward": "never" if uniform.zero_stage == 2 else "always",
             "tensor_parallel_degree": uniform.tp,
             "context_parallel_degree": uniform.cp,
-            "expert_parallel_degree": uniform.ep,
+            "expert_parallel_degree": uniform.ep * (uniform.cp * uniform.tp if uniform.ep > 1 else 1),
             "pipeline_parallel_degree": uniform.pp,
         },
         "training": {},
@@ -73,6 +73,7 @@ def torchtitan(_plan: Plan, uniform: UniformPlan) -> tuple[str, list[str]]:
     if rotation := _rotation(uniform):
         tables["parallelism"]["context_parallel_rotate_method"] = rotation
     lost += _lost_of_context(uniform, ROTATIONS, always_shards=True)
+    lost += _lost_of_experts(uniform, uniform.cp * uniform.tp, always_shards=True)
     if uniform.schedule is not None:
         name = TITAN_SCHEDULES.get(uniform.schedule)
         if name is None:
@@ -98,7 +99,7 @@ def megatron(_plan: Plan, uniform: UniformPlan) -> tuple[str, list[str]]:
         "tensor-model-parallel-size": uniform.tp,
         "pipeline-model-parallel-size": uniform.pp,
         "context-parallel-size": uniform.cp,
-        "expert-model-parallel-size": uniform.ep,
+        "expert-model-parallel-size": uniform.ep * (uniform.cp if uniform.ep > 1 else 1),
     }
     if uniform.cp_inner > 1:
         flags["cp-comm-type"] = TWO_LEVELS
@@ -106,6 +107,7 @@ def megatron(_plan: Plan, uniform: UniformPlan) -> tuple[str, list[str]]:
     elif uniform.asked_way is not None:
         flags["cp-comm-type"] = EXCHANGES[uniform.asked_way]
     lost += _lost_of_context(uniform, EXCHANGES, always_shards=uniform.zero_stage > 0, two_levels=True)
+    lost += _lost_of_experts(uniform, uniform.cp, always_shards=uniform.zero_stage > 0)
     if uniform.tp > 1 and uniform.sequence_parallel:
         flags["sequence-parallel"] = True
     if uniform.schedule is not None and uniform.schedule not in MEGATRON_SCHEDULES:
@@ -232,10 +234,28 @@ def _lost_of_context(
         return
     if uniform.cp_way is not None and uniform.cp_way not in ways and not (two_levels and uniform.cp_inner > 1):
         yield f"attention over cp={uniform.cp} runs as {_way_in_words(uniform)}: no word for that, the default runs"
-    if always_shards and not uniform.cp_shards:
-        yield f"parameters are whole over cp={uniform.cp} in the plan; they are sharded over these ranks here"
-    elif uniform.cp_shards and not always_shards:
-        yield f"parameters are split over cp={uniform.cp} in the plan; they are whole on these ranks here"
+    yield from _lost_of_shards(f"cp={uniform.cp}", uniform.cp_shards, always_shards)
+
+
+def _lost_of_experts(uniform: UniformPlan, beside: int, *, always_shards: bool) -> Iterator[str]:
+    """What a tool does otherwise whose expert parallelism takes `beside` ranks of other kinds whole, and data
+    parallelism's ranks beside these."""
+    if uniform.ep == 1:
+        return
+    if beside > 1:
+        yield (
+            f"experts are split over ep={uniform.ep} in the plan; expert parallelism takes the {beside} ranks of "
+            f"context and tensor parallelism too here: {uniform.ep * beside} parts"
+        )
+    yield from _lost_of_shards(f"ep={uniform.ep}", uniform.ep_shards, always_shards)
+
+
+def _lost_of_shards(axis: str, in_plan: bool, here: bool) -> Iterator[str]:
+    """That parameters (of no experts) lie otherwise over the ranks of an axis."""
+    if here and not in_plan:
+        yield f"parameters are whole over {axis} in the plan; they are sharded over these ranks here"
+    elif in_plan and not here:
+        yield f"parameters are split over {axis} in the plan; they are whole on these ranks here"
 
 
 def _way_in_words(uniform: UniformPlan) -> str:

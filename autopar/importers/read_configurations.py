@@ -24,6 +24,7 @@ from autopar.exporters.written_configurations import SHARDING, TITAN_SCHEDULES
 from autopar.files import decoded_json
 from autopar.importers.read_context import EXCHANGE_FLAGS, exchange, left_to_the_planner, rotation, sequence_ranks
 from autopar.importers.read_device_map import stages_of_map
+from autopar.importers.read_experts import expert_ranks, experts_elsewhere
 from autopar.importers.settings import Settings
 
 PRECISIONS = {"bfloat16": "bf16", "float32": "fp32", "bf16": "bf16", "no": "fp32"}
@@ -63,6 +64,7 @@ def plan_options(uniform: UniformPlan) -> dict[str, Any]:
     return {
         "dims": uniform.dims or {"dp_replicate": 1},
         "cp": uniform.asked_way,
+        "ep": uniform.asked_expert_way,
         "micro_batches": uniform.micro_batches if says_parts else None,
         "schedule": uniform.schedule,
         "recompute": uniform.recompute,
@@ -77,8 +79,7 @@ def torchtitan(text: str, num_devices: int, origin: str) -> UniformPlan:
         Settings(document.get(name, {}), f"{origin} [{name}]")
         for name in ("parallelism", "training", "activation_checkpoint")
     )
-    parallel.refuse_above_one({"expert_parallel_degree": "expert parallelism",
-                               "expert_tensor_parallel_degree": "tensor parallelism of experts alone"})  # fmt: skip
+    parallel.refuse_above_one({"expert_tensor_parallel_degree": "tensor parallelism of experts alone"})
     parallel.refuse_where_on(
         ("pipeline_parallel_split_points", "module_fqns_per_model_part", "pipeline_parallel_schedule_csv"),
         "the planner cuts the model into stages itself",
@@ -92,22 +93,26 @@ def torchtitan(text: str, num_devices: int, origin: str) -> UniformPlan:
         replicate=parallel.count("data_parallel_replicate_degree"),
         shard=parallel.open_count("data_parallel_shard_degree"),
     )
+    ranks = replicate * shard
+    ep = expert_ranks(parallel, "expert_parallel_degree", shard, beside=cp * tp)
     local, batch = training.optional_count("local_batch_size"), training.open_count("global_batch_size")
     size = parallel.optional_count("pipeline_parallel_microbatch_size")
-    whole = batch if batch > 0 else None if local is None else local * replicate * shard
+    whole = batch if batch > 0 else None if local is None else local * ranks
     families = {name: family for family, name in TITAN_SCHEDULES.items()}
     parallel.get("fsdp_reshard_after_forward")
     return UniformPlan(
         dp_replicate=replicate,
-        dp_shard=shard,
+        dp_shard=shard // ep,
         tp=tp,
+        ep=ep,
+        ep_shards=ep > 1,
         cp=cp,
         cp_way=rotation(parallel, "context_parallel_rotate_method", cp),
         cp_shards=cp > 1,
         pp=pp,
         zero_stage=3 if shard * cp > 1 else 0,
         schedule=parallel.one_of("pipeline_parallel_schedule", families, "1F1B") if pp > 1 else None,
-        micro_batches=_parts(whole, replicate * shard, (size or 1) if pp > 1 else local),
+        micro_batches=_parts(whole, ranks, (size or 1) if pp > 1 else local),
         batch=whole,
         sequence=training.optional_count("seq_len"),
         recompute=checkpoints.one_of("mode", RECOMPUTATIONS, "none"),
@@ -115,6 +120,7 @@ def torchtitan(text: str, num_devices: int, origin: str) -> UniformPlan:
         lost=(
             *_not_told(parallel, "pipeline_parallel_schedule", "pipeline_parallel_microbatch_size"),
             *left_to_the_planner(cp, order=True, shards=True),
+            *experts_elsewhere(parallel, "expert_parallel_degree", beside=cp * tp),
         ),
     )
 
@@ -122,8 +128,7 @@ def torchtitan(text: str, num_devices: int, origin: str) -> UniformPlan:
 def megatron(text: str, num_devices: int, origin: str) -> UniformPlan:
     """Flags of a training script of Megatron-LM, in a file or a shell's line continuation."""
     flags = Settings(_flags(text, origin), origin)
-    flags.refuse_above_one({"expert-model-parallel-size": "expert parallelism",
-                            "expert-tensor-parallel-size": "tensor parallelism of experts alone"})  # fmt: skip
+    flags.refuse_above_one({"expert-tensor-parallel-size": "tensor parallelism of experts alone"})
     flags.refuse_where_on(
         ("pipeline-model-parallel-layout", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"),
         "the planner cuts the model into stages itself",
@@ -138,14 +143,18 @@ def megatron(text: str, num_devices: int, origin: str) -> UniformPlan:
     way, inner = exchange(flags, cp)
     data = max(1, num_devices // (tp * pp * cp))
     replicate, shard = _data_degrees(data, replicate=instances if sharded else data, shard=-1)
+    beside = cp * (1 if flags.get("expert-tensor-parallel-size") is None else tp)  # else that of all weights
+    ep = expert_ranks(flags, "expert-model-parallel-size", shard if sharded else replicate, beside=beside)
     batch = flags.optional_count("global-batch-size")
     chunked = flags.optional_count("num-virtual-stages-per-pipeline-rank")
     layers = flags.get("num-layers-per-virtual-pipeline-stage")
     interleaved = layers is not None or (chunked or 1) > 1
     return UniformPlan(
-        dp_replicate=replicate,
-        dp_shard=shard,
+        dp_replicate=replicate if sharded else replicate // ep,
+        dp_shard=shard // ep if sharded else shard,
         tp=tp,
+        ep=ep,
+        ep_shards=sharded and ep > 1,
         cp=cp,
         cp_way=way,
         cp_inner=inner,
@@ -163,6 +172,7 @@ def megatron(text: str, num_devices: int, origin: str) -> UniformPlan:
         lost=(
             *(["how many chunks a rank holds is the planner's choice"] if interleaved else ()),
             *left_to_the_planner(cp, order=way != "ulysses", shards=bool(sharded), levels=inner > 1),
+            *experts_elsewhere(flags, "expert-model-parallel-size", beside=beside),
         ),
     )
 

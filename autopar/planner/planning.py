@@ -22,6 +22,7 @@ from autopar.planner.problem.optimizer_states import resolve_optimizer
 from autopar.planner.problem.program_cache import ProgramCache
 from autopar.planner.search.best_plan import Asked, best_plan
 from autopar.planner.search.context_ways import planned_the_other_ways_too
+from autopar.planner.search.expert_ways import planned_in_every_expert_way
 from autopar.planner.search.kernels_for_memory import planned_for_memory_too
 from autopar.planner.solver.deadline import interruptible
 from autopar.plans.logical_shards import num_shards
@@ -43,7 +44,8 @@ def make_plan(
     """
     began = time.process_time()
     query = Query.of(program, request, recapture=recapture, kept=kept)
-    search = partial(planned_the_other_ways_too, partial(_planned, request, began))
+    in_ways = partial(planned_the_other_ways_too, partial(_planned, request, began))
+    search = partial(planned_in_every_expert_way, in_ways, request.dims)
     recompute_of(query.program, query.constraints)
     implementations_of(query.program, query.constraints)
     with interruptible(query.deadline):

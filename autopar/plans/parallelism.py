@@ -7,7 +7,8 @@
 Each axis of the mesh gets the role that most of the model's products give it. A product votes with the name that it
 splits over the axis (`OperatorPlan.axes`): its rows with an attention split by samples are data parallelism, with one
 split by queries, or by heads where the rows of other products are split, context parallelism, its columns or its
-contracted dim tensor parallelism, experts expert parallelism.
+contracted dim tensor parallelism. Where most products of experts split the experts, the axis is expert parallelism,
+though all other products split the batch over it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from autopar.plans.plan_value import RING, OperatorPlan, ParameterPlan, PlanValu
 Role = Literal["dp_replicate", "dp_shard", "tp", "cp", "ep"]
 Way = Literal["ring", "ulysses", "gather"]
 """How attention runs over an axis of context parallelism, in the words of `cp=`."""
+ExpertWay = Literal["dispatch", "gather", "masked"]
+"""How products of experts run over an axis of expert parallelism, in the words of `ep=`."""
 
 VOTES: Mapping[tuple[str, str], Role] = {
     ("attention", "h"): "tp", ("attention", "g"): "tp", ("attention", "s"): "cp",
@@ -31,6 +34,8 @@ VOTES: Mapping[tuple[str, str], Role] = {
     ("tiled_mlp", "f"): "tp", ("convolution", "co"): "tp", ("convolution", "ci"): "tp",
 }  # fmt: skip
 """(operator, name that the axis splits) -> role; every other split of a product's rows is of the batch."""
+EXPERT_SPLITS: Mapping[str, ExpertWay] = {"t+e": "dispatch", "t": "gather", "e": "masked"}
+"""What a product of experts splits over an axis -> in which way it runs."""
 PRODUCTS = ("mm", "bmm", "attention", "convolution", "_grouped_mm", "expert_linear", "tiled_mlp")
 SHORT_NAMES: Mapping[Role, str] = {"tp": "TP", "ep": "expert parallelism"}
 """Roles whose name depends on nothing; that of data parallelism depends on what is sharded, that of context parallelism
@@ -139,7 +144,7 @@ def axis_roles(plan: PlanValue) -> tuple[Role, ...]:
 
 
 def _role(plan: PlanValue, axis: int, name: str) -> Role:
-    if name in get_args(Role):
+    if name in get_args(Role) and name != "ep":
         return cast(Role, name)
     if name == "cp_inner":
         return "cp"
@@ -148,12 +153,35 @@ def _role(plan: PlanValue, axis: int, name: str) -> Role:
     winner = votes.most_common(1)[0][0] if votes else "batch"
     if winner != "batch":
         return winner
+    if _splits_experts(plan, axis):
+        return "ep"
     attention = [chosen.axes[axis] for kind, chosen in forward_products(plan) if kind == "attention"]
     sequence = Counter(axis_vote("attention", split) for split in attention)
     if sequence["cp"] + sequence["tp"] > sequence["batch"]:  # heads, though no weight is split by columns: Ulysses
         return "cp"
     stored = [isinstance(parameter.stored[axis], Shard) for parameter in plan.parameters.values()]
     return "dp_shard" if sum(stored) * 2 >= len(stored) > 0 else "dp_replicate"
+
+
+def _splits_experts(plan: PlanValue, axis: int) -> bool:
+    """Whether most products of experts split the experts over an axis."""
+    ways = expert_ways(plan, axis)
+    return 2 * (ways["dispatch"] + ways["masked"]) > ways.total()
+
+
+def expert_ways(plan: PlanValue, axis: int) -> Counter[ExpertWay | None]:
+    """By how many products of experts of forward run in which way over an axis; None: those that split neither rows nor
+    experts."""
+    chosen = (operator.axes[axis] for kind, operator in forward_products(plan) if kind == "expert_linear")
+    return Counter(EXPERT_SPLITS.get(split or "") for split in chosen)
+
+
+def expert_way(plan: PlanValue) -> ExpertWay | None:
+    """The way in which products of experts run over the axis `ep` wherever they can, which else gather; None where a
+    plan has no such axis, or no experts."""
+    names = plan.layout_mesh.axis_names
+    found = expert_ways(plan, names.index("ep")) if "ep" in names else Counter()
+    return next((way for way in ("dispatch", "masked", "gather") if found[way]), None)
 
 
 def axis_vote(operator: str, split: str | None) -> Role | Literal["batch"] | None:

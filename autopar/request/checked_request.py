@@ -20,8 +20,8 @@ from autopar.plans.logical_shards import Deterministic
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import ParameterPlan
 from autopar.request.argument_types import ARGUMENT_TYPES, Branch, check_arguments
+from autopar.request.axis_ways import ContextParallelism, ExpertParallelism, check_ways
 from autopar.request.constraints import Recompute, check_recompute, parse_constraints
-from autopar.request.context_parallelism import ContextParallelism, check_context_parallelism
 from autopar.request.equal_bits import check_equal_bits
 from autopar.request.kernel_kinds import check_kernels
 from autopar.request.memory_limit import budget
@@ -71,6 +71,7 @@ class Request:
     recompute: Recompute | None = None
     kernels: Sequence[str] | None = None
     cp: ContextParallelism | None = None
+    ep: ExpertParallelism | None = None
     time_limit: float | None = None
     warm_start: Plan | str | Path | None = None
     with_baselines: bool = True
@@ -84,7 +85,7 @@ class Request:
         parse_constraints(self.constraints, self.parameter_layouts)
         budget(self.memory_limit, self.cluster)
         check_kernels(self.kernels)
-        check_context_parallelism(self.cp, self.dims)
+        check_ways(self.dims, cp=self.cp, ep=self.ep)
         if self.recompute is not None:
             check_recompute(self.recompute, "the plan")
         check_equal_bits(
@@ -106,6 +107,7 @@ class Request:
             "micro_batches": self.micro_batches,
             **({} if self.kernels is None else {"kernels": list(self.kernels)}),
             **({} if self.cp is None else {"cp": self.cp}),
+            **({} if self.ep is None else {"ep": self.ep}),
             "schedule": self.schedule,
             "deterministic": self.deterministic,
             "constraints": None if self.constraints is None else str(self.constraints),

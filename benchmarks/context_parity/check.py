@@ -24,7 +24,7 @@ from autopar.planner.planning import make_plan
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 from autopar.request import Request
-from autopar.request.context_parallelism import ContextParallelism
+from autopar.request.axis_ways import ContextParallelism
 from benchmarks.context_parity.models import IN_ZIGZAG, Case
 from benchmarks.context_parity.rows import WITHOUT_ATTENTION
 from tests.passes.hand_plans import Results, run_plan, tensors_of

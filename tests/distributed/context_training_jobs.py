@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import autopar
 from autopar.layouts.placement import Shard
 from autopar.plans.plan_value import RING
-from autopar.request.context_parallelism import ContextParallelism
+from autopar.request.axis_ways import ContextParallelism
 from autopar.runtime.step import batches
 from tests.distributed.captured_once import capture_once, compile_once, prepared_by
 from tests.distributed.training_jobs import full_gradients

@@ -13,10 +13,13 @@ import autopar
 from autopar.errors import ConfigurationError
 from autopar.exporters.uniform import UniformPlan, nearest_uniform
 from autopar.exporters.written_configurations import TOOLS, configuration
+from autopar.importers.read_configurations import plan_options, read_configuration
 from autopar.layouts.placement import Mesh
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.parallelism import axis_roles
+from autopar.plans.plan_value import ParameterPlan
 from benchmarks.models import gpt2, token_inputs
+from tests.capture.expert_models import mixture
 from tests.plans.test_plan_text import small_plan
 
 
@@ -74,6 +77,7 @@ UNIFORM = UniformPlan(
 
 
 PLAN = small_plan()
+R, S0 = autopar.Replicate(), autopar.Shard(0)
 ATTENTION = PLAN.operators["layers.0.up/mm#0"]
 
 
@@ -218,6 +222,54 @@ def test_expert_parallelism_runs_on_ranks_that_shard() -> None:
     assert "  parallelism_config_dp_shard_size: 12\n" in yaml
     assert "  fsdp_reshard_after_forward: false\n" in yaml
     assert "  fsdp_activation_checkpointing: false\n" in yaml
+
+
+def of_experts(way: str) -> Plan:
+    model, inputs = mixture("hits")
+    found = autopar.plan(
+        model, {name: each.repeat(2, 1) for name, each in inputs.items()}, cluster="4 cpu",
+        dims={"dp_shard": 2, "ep": 2}, ep=way, mode="fast",  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert isinstance(found, Plan)
+    return found
+
+
+@pytest.mark.parametrize("tool", ["torchtitan", "megatron"])
+def test_a_plan_whose_rows_travel_comes_back(tool: str) -> None:
+    plan = of_experts("dispatch")
+    uniform = nearest_uniform(plan)
+    assert (uniform.dims, uniform.num_devices) == ({"dp_shard": 2, "ep": 2}, 4)
+    assert not [sentence for sentence in uniform.lost if "products" in sentence]
+    text = configuration(plan, replace(uniform, zero_stage=3), tool).text
+    options = plan_options(read_configuration(text, tool, num_devices=4, origin="job"))
+    assert (options["dims"], options["ep"]) == ({"dp_shard": 2, "ep": 2}, "dispatch")
+
+
+def test_other_ways_of_experts_are_other_degrees_or_lost() -> None:
+    masked = nearest_uniform(of_experts("masked"))
+    assert masked.ep == 2
+    assert [sentence for sentence in masked.lost if "experts" in sentence] == [
+        "3 of 3 products of experts send no rows over ep=2; in tools all do"
+    ]
+    assert nearest_uniform(of_experts("gather")).ep == 1
+
+
+def test_parameters_over_expert_parallelism_lie_as_the_tool_has_them_or_are_lost() -> None:
+    """Those of experts lie split whatever the others do."""
+    def over_ep(used: autopar.Replicate | autopar.Shard, stored: autopar.Replicate | autopar.Shard) -> ParameterPlan:
+        return ParameterPlan(stored=(R, stored), used=(R, used), gradient=(R, stored), keep_gathered=False)
+
+    product = replace(ATTENTION, axes=("t", "t+e"))
+    plan = replace(PLAN, mesh=Mesh(("dp_shard", "ep"), (2, 4)), operators={"mlp/expert_linear#0": product})
+    experts = {"up": over_ep(S0, S0), "down": over_ep(S0, S0)}
+    for stored, shards in ((S0, True), (R, False)):
+        uniform = nearest_uniform(replace(plan, parameters={**experts, "norm": over_ep(R, stored)}))
+        assert (uniform.ep, uniform.ep_shards, uniform.zero_stage) == (4, shards, 3 if shards else 0)
+        lost = configuration(PLAN, uniform, "torchtitan").lost
+        assert any("whole over ep=4 in the plan; they are sharded" in sentence for sentence in lost) != shards
+    beside = configuration(PLAN, replace(EXPERTS, ep=4, ep_shards=True, tp=2), "torchtitan")
+    assert "expert_parallel_degree = 8\n" in beside.text
+    assert any("takes the 2 ranks of context and tensor parallelism too here: 8 parts" in each for each in beside.lost)
 
 
 def test_zero_3_gathers_again_and_blocks_are_recomputed_where_the_plan_does() -> None:

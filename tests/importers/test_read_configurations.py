@@ -24,11 +24,13 @@ FLAT = UniformPlan(
 )
 STAGED = replace(FLAT, pp=2, schedule="interleaved", chunks=2, micro_batches=4, recompute="full")
 SAID = {
-    "torchtitan": ("dims", "cp_way", "micro_batches", "schedule", "recompute", "precision", "batch", "sequence"),
-    "megatron": ("dims", "cp_way", "micro_batches", "schedule", "recompute", "precision", "batch"),
+    "torchtitan": ("dims", "cp_way", "ep_shards", "micro_batches", "schedule", "recompute", "precision", "batch",
+                   "sequence", "zero_stage"),
+    "megatron": ("dims", "cp_way", "ep_shards", "micro_batches", "schedule", "recompute", "precision", "batch",
+                 "zero_stage"),
     "deepspeed": ("dims", "micro_batches", "precision", "batch"),
     "accelerate": ("dims", "cp_way", "recompute", "precision"),
-}
+}  # fmt: skip
 """What each tool's configuration says of a plan."""
 
 
@@ -49,13 +51,19 @@ UNIFORM = {
     "ring": replace(FLAT, dp_replicate=1, cp=2, cp_way="ring", cp_shards=True),
     "gather": replace(FLAT, cp=4, cp_way="gather", dp_shard=1, dp_replicate=2, cp_shards=True),
     "ulysses": replace(FLAT, dp_replicate=1, tp=1, cp=4, cp_way="ulysses", cp_shards=True),
+    "experts": replace(FLAT, dp_replicate=1, ep=2, ep_shards=True),
+    "experts alone": replace(FLAT, dp_replicate=2, dp_shard=1, ep=4, ep_shards=True, tp=1),
+    "experts and ring": replace(
+        FLAT, dp_replicate=1, dp_shard=2, ep=2, ep_shards=True, cp=2, cp_way="ring", cp_shards=True
+    ),
     "levels": replace(FLAT, dp_shard=1, dp_replicate=1, cp=8, cp_inner=4, cp_way="mixed", cp_shards=True),
 }
+EXPERTS = tuple(name for name in UNIFORM if name.startswith("experts"))
 UNSAID = {
     "torchtitan": ("ulysses", "levels"),
     "megatron": (),
-    "deepspeed": ("stages", "ring", "gather", "ulysses", "levels"),
-    "accelerate": ("stages", "levels"),
+    "deepspeed": ("stages", "ring", "gather", "ulysses", "levels", *EXPERTS),
+    "accelerate": ("stages", "levels", *EXPERTS),
 }
 """Plans for which a tool has no words."""
 OF_DEGREES = [tool for tool in READERS if tool != "device_map"]
@@ -93,7 +101,16 @@ def test_a_planned_model_comes_back() -> None:
         ("torchtitan", "[parallelism]\ncontext_parallel_degree = 2\ncontext_parallel_rotate_method = 'ring'",
          r"job \[parallelism\]: context_parallel_rotate_method is 'ring', which a plan cannot say; .*'alltoall'"),
         ("torchtitan", "[parallelism]\ncontext_parallel_degree = 3", "make 15 devices, the cluster has 16"),
-        ("torchtitan", "[parallelism]\nexpert_parallel_degree = 2", "expert parallelism is no axis"),
+        ("torchtitan", "[parallelism]\nexpert_parallel_degree = 3",
+         r"expert_parallel_degree is 3; it takes its ranks from 1 of context and tensor parallelism and 16 of data "
+         "parallelism: write a multiple of 1 that divides 16"),
+        ("torchtitan", "[parallelism]\nexpert_parallel_degree = 2\ntensor_parallel_degree = 4",
+         "is 2; it takes its ranks from 4 of context and tensor .* a multiple of 4 that divides 16"),
+        ("torchtitan", "[parallelism]\nexpert_parallel_degree = 8\ndata_parallel_replicate_degree = 4",
+         "from 1 of .* and 4 of data parallelism"),
+        ("torchtitan", "[parallelism]\nexpert_tensor_parallel_degree = 2", "tensor parallelism of experts alone is no"),
+        ("megatron", "--expert-model-parallel-size 32", "-parallel-size is 32; .* a multiple of 1 that divides 16"),
+        ("megatron", "--expert-tensor-parallel-size 2", "tensor parallelism of experts alone is no axis"),
         ("torchtitan", "[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_schedule = 'Other'",
          "pipeline_parallel_schedule is 'Other', which a plan cannot say"),
         ("torchtitan", "[training]\nenable_cpu_offload = true", "enable_cpu_offload is True; states live on"),
@@ -164,6 +181,24 @@ def test_context_parallelism_is_asked_for_in_the_words_of_plan() -> None:
            "  parallelism_config_sp_size: 4\n  parallelism_config_dp_shard_size: 4"
     assert read(zero.format(3), "accelerate").dims == {"dp_shard": 4, "cp": 4}
     assert [read(zero.format(stage), "accelerate").zero_stage for stage in (0, 3)] == [0, 3]
+
+
+def test_rows_of_experts_travel_over_ranks_of_data_parallelism() -> None:
+    """What the tools take from context and tensor parallelism, too, is the planner's choice."""
+    titan = read("[parallelism]\nexpert_parallel_degree = 4", "torchtitan")
+    assert (plan_options(titan)["dims"], plan_options(titan)["ep"]) == ({"dp_shard": 4, "ep": 4}, "dispatch")
+    assert not any("experts are split" in sentence for sentence in titan.lost)
+    beside = read("[parallelism]\nexpert_parallel_degree = 8\ntensor_parallel_degree = 2", "torchtitan")
+    assert beside.dims == {"dp_shard": 2, "ep": 4, "tp": 2}
+    assert "experts are split over 2 ranks of context and tensor parallelism, too" in beside.lost[-1]
+    covered = read("[parallelism]\nexpert_parallel_degree = 2\ntensor_parallel_degree = 2", "torchtitan")
+    assert (covered.dims, plan_options(covered)["ep"]) == ({"dp_shard": 8, "tp": 2}, None)
+    flags = read("--expert-model-parallel-size 4 --tensor-model-parallel-size 2", "megatron")
+    assert (flags.dims, flags.ep_shards, flags.lost) == ({"dp_replicate": 2, "ep": 4, "tp": 2}, False, ())
+    alone = "--expert-model-parallel-size 4 --tensor-model-parallel-size 2 --expert-tensor-parallel-size 1"
+    assert read(alone, "megatron").dims == {"dp_replicate": 4, "ep": 2, "tp": 2}
+    fsdp = read("--expert-model-parallel-size 8 --use-distributed-optimizer", "megatron")
+    assert (fsdp.dims, fsdp.ep_shards, fsdp.zero_stage) == ({"dp_shard": 2, "ep": 8}, True, 3)
 
 
 def test_the_command_writes_a_plan_with_these_degrees(tmp_path: Path) -> None:

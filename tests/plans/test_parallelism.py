@@ -33,6 +33,20 @@ def test_one_axis_is_called_by_what_it_splits() -> None:
     assert parallelism(on_one_axis(None, R)) == "the same work on each of 4 devices"
 
 
+def test_an_axis_that_splits_experts_is_called_so_whatever_else_splits_the_batch_over_it() -> None:
+    plan = on_one_axis("m", S0)
+    dense = plan.operators["up/mm#0"]
+
+    def mixed(axis: str, *splits: str) -> str:
+        experts = {f"mlp/expert_linear#{n}": replace(dense, axes=(split,)) for n, split in enumerate(splits)}
+        others = {f"layers.{n}/mm#0": dense for n in range(9)}
+        return parallelism(replace(plan, mesh=Mesh((axis,), (4,)), operators={**others, **experts}))
+
+    assert mixed("inner", "t+e", "t+e") == mixed("ep", "e", "e") == "expert parallelism over 4 devices"
+    assert mixed("inner", "t+e", "t+e", "t") == "expert parallelism over 4 devices"
+    assert mixed("ep", "t+e", "t") == mixed("ep", "t") == mixed("ep") == "ZeRO-3 over 4 devices"
+
+
 def test_products_of_kinds_name_their_degrees() -> None:
     assert parallelism(small_plan()) == "ZeRO-3 2 x TP 4 over 8 devices"
     hybrid = replace(small_plan(), mesh=Mesh(("dp_replicate", "dp_shard"), (2, 4)))

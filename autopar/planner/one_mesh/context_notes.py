@@ -20,7 +20,7 @@ from autopar.layouts.placement import Mesh
 from autopar.planner.problem.build import Built
 from autopar.planner.problem.strategies import MINIMUM_UNEVEN_BLOCKS, Strategies
 from autopar.plans.plan_value import RING
-from autopar.request.context_parallelism import ContextParallelism
+from autopar.request.axis_ways import ContextParallelism
 from autopar.request.mesh_axes import CONTEXT_AXES
 
 Assignment = NDArray[np.int64]

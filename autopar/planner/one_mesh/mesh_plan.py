@@ -28,6 +28,7 @@ from autopar.planner.memory.lowered_bytes import measured_bytes
 from autopar.planner.memory.resident_states import ResidentStates, resident_states
 from autopar.planner.memory.shortage import DoesNotFit
 from autopar.planner.one_mesh.context_notes import context_notes
+from autopar.planner.one_mesh.expert_axis_notes import expert_axis_notes
 from autopar.planner.one_mesh.forbidden_choices import forbidden_places, why_forbidden
 from autopar.planner.one_mesh.hidden_communication import with_hidden
 from autopar.planner.one_mesh.micro_costs import in_micro_batches
@@ -303,6 +304,9 @@ def plan_of(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetime
                     *built.notes,
                     *uneven_notes(query.program, built, solution.assignment, mesh),
                     *context_notes(built, solution.assignment, mesh, query.constraints.cp),
+                    *expert_axis_notes(
+                        query.program, built, query.factorisation, solution.assignment, mesh, query.constraints.ep
+                    ),
                     *expert_notes(query.program),
                     *wide_notes(built, query.cluster.device),
                     *shard_notes(query.deterministic, query.cluster.num_devices),

@@ -85,7 +85,8 @@ class Query:
         kernels = cheaper_kernels(program, backend, cluster.device) if request.kernels is None else request.kernels
         program = with_kernels(program, kernels)
         recapture = None if recapture is None else RecaptureWithKernels(recapture, tuple(kernels))
-        constraints = replace(parse_constraints(request.constraints, request.parameter_layouts), cp=request.cp)
+        constraints = parse_constraints(request.constraints, request.parameter_layouts)
+        constraints = replace(constraints, cp=request.cp, ep=request.ep)
         factorisation = kept.factorisations.recall(program, lambda: Factorisation(program))
         older = request.warm_start
         shards = _shards(program, request, recapture, factorisation)

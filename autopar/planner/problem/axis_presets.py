@@ -4,7 +4,8 @@
     dp_shard       the axis splits the batch; parameters are stored split        (ZeRO-3)
     cp             the axis splits the sequence, attention by queries or by heads; weights are whole in use
                    (context parallelism: a ring of keys and values, Ulysses, or keys and values gathered)
-    ep             the axis splits the batch; rows of experts travel to the rank of their expert (expert parallelism)
+    ep             the axis splits the batch; of products of experts, rows travel to the rank of their expert, or every
+                   rank has all experts, or all rows (expert parallelism)
     tp             the axis never splits the batch; weights stay split in use    (Megatron)
     any other name the axis is free
 
@@ -20,17 +21,20 @@ from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Mesh, Replicate, Shard
 from autopar.planner.problem.strategies import AxisChoice
 from autopar.plans.plan_value import ParameterPlan
+from autopar.request.axis_ways import ExpertParallelism
 from autopar.request.constraints import Constraints
 from autopar.request.mesh_axes import AXIS_NAMES, BATCH_AXES, CONTEXT_AXES, EXPERT_AXIS
 
 
 def orders_offered(choices: Sequence[AxisChoice], mesh: Mesh, sequences: int) -> Sequence[AxisChoice]:
     """What a mesh may pick at all. Zigzag order is there for context parallelism: on a mesh with an axis of that name,
-    and on one of free axes with more devices than attention has `sequences`, so that some must be cut."""
+    and on one of free axes with more devices than attention has `sequences`, so that some must be cut. Rows of experts
+    travel over an axis `ep` alone: a product among others of its layer that do so would cost more than its price."""
     axes = [name for name, size in zip(mesh.axis_names, mesh.shape, strict=True) if size > 1]
     named = any(name in CONTEXT_AXES for name in axes)
     free = mesh.size > sequences and not any(name in AXIS_NAMES for name in axes)
-    return choices if named or free else [choice for choice in choices if not choice.zigzag]
+    travels = EXPERT_AXIS in axes
+    return [c for c in choices if (named or free or not c.zigzag) and (travels or c.beside is None)]
 
 
 def allowed_choices(
@@ -44,22 +48,24 @@ def allowed_choices(
     spread: bool,
     lookups: frozenset[str] = frozenset(),
     heads: frozenset[str] = frozenset(),
+    experts: ExpertParallelism | None = None,
 ) -> list[AxisChoice]:
     """The choices of one operator that an axis of this name may pick, of those that its mesh has (`orders_offered`).
 
     batch, sequence: the classes of their atoms; heavy: the operator has FLOPs worth splitting; spread: heavy operators
     may not be replicated on any axis; lookups: names along which the operator looks labels up (the vocabulary of a
     loss), which tensor parallelism splits as Megatron does; heads: names along which context parallelism may split
-    beside the sequence. An axis of one device splits nothing.
+    beside the sequence; experts: how products of experts are to run over an axis of expert parallelism. An axis of one
+    device splits nothing.
     """
     if axis_size == 1:
         return list(choices[:1])
+    found = [c for c in choices if c.beside is None]
     if axis_name in (*BATCH_AXES, EXPERT_AXIS):
         split = [c for c in choices if c.part is not None and c.atom_class == batch and c.divides(axis_size)]
-        paired = [c for c in split if c.beside is not None]
-        apart = [c for c in split if c.beside is None]
-        return (paired if axis_name == EXPERT_AXIS and paired else apart) or list(choices)
-    found = list(choices)
+        ways = _ways_of_experts(choices, split, axis_size) if axis_name == EXPERT_AXIS else {}
+        offered = [c for way, own in ways.items() if experts == way or (experts is None and split) for c in own]
+        return offered or [c for c in split if c.beside is None] or found
     if axis_name in CONTEXT_AXES:
         apart = [c for c in found if c.name in heads or c.atom_class == sequence]
         split = [c for c in apart if c.part is not None and c.atom_class != batch and c.divides(axis_size)]
@@ -74,6 +80,18 @@ def allowed_choices(
     if heavy and (spread or axis_name == "tp"):
         found = [c for c in found if c.part is not None and c.divides(axis_size)] or found
     return found
+
+
+def _ways_of_experts(
+    choices: Sequence[AxisChoice], split: Sequence[AxisChoice], axis_size: int
+) -> dict[ExpertParallelism, list[AxisChoice]]:
+    """What a product of experts may do over an axis that splits the batch (`split`), by the way in which it does."""
+    names = {c.beside[0][0] for c in choices if c.beside is not None}
+    return {
+        "dispatch": [c for c in split if c.beside is not None and c.pairs(axis_size)],
+        "gather": [c for c in split if c.beside is None],
+        "masked": [c for c in choices if c.name in names and c.divides(axis_size)],
+    }
 
 
 def allowed_labels(

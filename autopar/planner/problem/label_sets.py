@@ -231,6 +231,7 @@ class LabelSets:
                     spread=self.constraints.no_replicated_compute,
                     lookups=lookups,
                     heads=ATTENTION_HEADS if attends and cp in (None, "ulysses") else frozenset(),
+                    experts=self.constraints.ep,
                 )
                 for axis, (axis_name, size) in enumerate(zip(self.mesh.axis_names, self.mesh.shape, strict=True))
             ]

@@ -131,6 +131,10 @@ class AxisChoice:
         filled = all(length > -(-length // cut) * (cut - 1) for length in self.other_lengths)
         return filled and divides(self.atom, cut, self.may_be_uneven)
 
+    def pairs(self, cut: int) -> bool:
+        """Whether what is split beside the part may be split into `cut` ranges."""
+        return self.beside is not None and divides(self.beside[1], cut, may_be_uneven=True)
+
 
 def enumerate_strategies(node: fx.Node, choices: Sequence[Sequence[AxisChoice]], mesh: Mesh) -> Strategies | None:
     """The product of the choices of every axis (`choices[axis]`), less what does not divide; None if none is left."""

@@ -24,7 +24,7 @@ from autopar.planner.solver.solution import relative_gap
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_seconds
 from autopar.plans.plan_value import RING
-from autopar.request.context_parallelism import WAYS
+from autopar.request.axis_ways import CONTEXT_WAYS
 from autopar.request.mesh_axes import CONTEXT_AXES
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def planned_the_other_ways_too(search: Callable[[Query], Plan], query: Query) ->
     if hides and not short and not query.cluster.collective_host_seconds:
         return plan
     found = {FREE: plan}
-    for way in WAYS:
+    for way in CONTEXT_WAYS:
         if (way != RING or short) and query.deadline.left() > 0:
             log.info("a ring was chosen: planning %s, too", way)
             try:

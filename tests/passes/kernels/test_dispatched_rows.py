@@ -72,7 +72,8 @@ def captured(experts: int, kind: str, with_bias: bool = True) -> tuple[Program, 
 def planned(program: Program, **dims: int) -> Plan:
     """The plan under named axes."""
     cluster = Cluster.parse(f"{torch.tensor(list(dims.values())).prod()} cpu")
-    return make_plan(program, Request(cluster=cluster, dims=dims, mode="fast", with_baselines=False))
+    ep = "dispatch" if "ep" in dims else None
+    return make_plan(program, Request(cluster=cluster, dims=dims, ep=ep, mode="fast", with_baselines=False))
 
 
 def products(plan: Plan) -> set[tuple[str | None, ...]]:

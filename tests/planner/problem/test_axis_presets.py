@@ -1,11 +1,16 @@
 """Axis presets: they let go where they would leave nothing, and give way to what a user writes."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 import autopar
-from autopar.layouts.placement import Replicate
+from autopar.layouts.placement import Mesh, Replicate
+from autopar.planner.problem.axis_presets import allowed_choices, orders_offered
+from autopar.planner.problem.strategies import AxisChoice
 
 
 @pytest.mark.parametrize("axis", ["dp_replicate", "dp_shard"])
@@ -36,6 +41,26 @@ def test_an_axis_of_one_device_splits_nothing() -> None:
     plan = autopar.plan(model, torch.randn(4, 8), cluster="4 cpu", mesh=(4, 1), loss_fn=squares)
     assert all(entry.axes[1] is None for entry in plan.operators.values())
     assert all(parameter.stored[1] == Replicate() == parameter.used[1] for parameter in plan.parameters.values())
+
+
+def test_rows_of_experts_travel_over_the_axis_ep_alone() -> None:
+    """A product whose neighbours keep their rows would send more than its price says."""
+    rows = AxisChoice("t", ("t", 0), 8, False, (), (), "batch")
+    experts = AxisChoice("e", ("e", 0), 8, True, (), ())
+    pair = AxisChoice("t+e", ("t", 0), 8, False, (), (), "batch", beside=(("e", 0), 8))
+    every = [AxisChoice(None, None, 0, False, (), ()), rows, experts, pair]
+
+    def offered(axis: str, size: int = 4, **asked: Any) -> list[str | None]:
+        found = allowed_choices(every, axis, size, batch="batch", sequence="s", heavy=True, spread=False, **asked)
+        return [choice.name for choice in found]
+
+    assert [c.name for c in orders_offered(every, Mesh(("inner",), (4,)), 1)] == [None, "t", "e"]
+    assert [c.name for c in orders_offered(every, Mesh(("dp_shard", "ep"), (2, 4)), 1)] == [None, "t", "e", "t+e"]
+    assert [offered(axis) for axis in ("dp_shard", "cp", "ep")] == [["t"], [None, "e"], ["t+e", "t", "e"]]
+    assert [offered("ep", experts=way) for way in ("dispatch", "gather", "masked")] == [["t+e"], ["t"], ["e"]]
+    assert offered("ep", 3, experts="dispatch") == [None, "t", "e"], "a batch that does not divide lets go"
+    every[3] = replace(pair, beside=(("e", 0), 6))
+    assert offered("ep", experts="dispatch") == ["t"], "so do six experts over four ranks"
 
 
 class ShiftedLabels(nn.Module):

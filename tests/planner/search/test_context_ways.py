@@ -19,7 +19,7 @@ from autopar.planner.memory.shortage import SearchEnded
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.search.context_ways import planned_the_other_ways_too
 from autopar.plans.parallel_plan import Plan
-from autopar.request.context_parallelism import ContextParallelism
+from autopar.request.axis_ways import ContextParallelism
 from tests.planner.problems import captured_mlp, free_query
 
 LENGTH, HEADS, WIDTH = 2048, 4, 64

@@ -1,0 +1,46 @@
+"""Ways: how a named axis does its work, as asked by `cp=` and `ep=`.
+
+    cp       ring      queries, keys and values stay cut by sequence; blocks of keys and values go around the ranks
+             ulysses   all-to-all in front of attention and behind it: the ranks hold whole sequences of some heads
+             gather    queries stay cut by sequence; every rank gathers all keys and values
+    ep       dispatch  experts are split; every rank sends its rows to the ranks of their experts, and gets them back
+             gather    rows stay where they are; every rank gathers the weights of all experts
+             masked    experts are split; every rank has all rows, and those of other experts are zero
+
+Without a word the planner takes what is cheapest, for every attention and every product of experts of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, get_args
+
+from autopar.errors import ConfigurationError
+from autopar.nearest_name import did_you_mean
+from autopar.request.mesh_axes import EXPERT_AXIS
+
+ContextParallelism: TypeAlias = Literal["ring", "ulysses", "gather"]
+CONTEXT_WAYS: tuple[ContextParallelism, ...] = get_args(ContextParallelism)
+ExpertParallelism: TypeAlias = Literal["dispatch", "gather", "masked"]
+EXPERT_WAYS: tuple[ExpertParallelism, ...] = get_args(ExpertParallelism)
+
+_WAYS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "cp": (CONTEXT_WAYS, "attention runs"),
+    EXPERT_AXIS: (EXPERT_WAYS, "products of experts run"),
+}
+"""Axis, and argument -> its ways, and what takes them."""
+
+
+def check_ways(dims: Mapping[str, Any] | None, **asked: object) -> None:
+    """Raise ConfigurationError for a way that there is not, and for one without an axis to which it belongs. asked: the
+    ways by the names of their axes, None where nobody asks."""
+    for axis, way in asked.items():
+        ways, what = _WAYS[axis]
+        if way is None:
+            continue
+        if way not in ways:
+            raise ConfigurationError(f"{axis}={way!r}: write one of {', '.join(ways)}{did_you_mean(way, ways)}")
+        if not dims or dims.get(axis, 1) == 1:
+            raise ConfigurationError(
+                f"{axis}={way!r} says how {what} over an axis {axis}, and there is none: write dims={{{axis!r}: 4}}"
+            )

@@ -1,0 +1,117 @@
+"""Products of experts over an axis `ep` run in one way: the one asked for, else that of the shortest step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import autopar
+from autopar.errors import InfeasibleError
+from autopar.explain.origin import Remembered
+from autopar.explain.recovered import query_of
+from autopar.hardware.cluster import Cluster
+from autopar.planner.one_mesh.query import Query
+from autopar.planner.planning import make_plan
+from autopar.planner.search.expert_ways import planned_in_every_expert_way
+from autopar.plans.parallel_plan import Plan
+from autopar.plans.parallelism import expert_way, parallelism
+from autopar.program import Program
+from autopar.request import Request
+from tests.capture.expert_models import mixture
+from tests.passes.hand_plans import run_plan, worst
+from tests.passes.kernels.test_dispatched_rows import captured, products
+from tests.planner.problems import captured_mlp
+
+WAYS = {"dispatch": "t+e", "gather": "t", "masked": "e"}
+
+
+def asked(program: Program, ranks: int = 4, **options: Any) -> Plan:
+    cluster = Cluster.parse(f"{ranks} cpu")
+    request = Request(cluster=cluster, **{"dims": {"ep": ranks}, "mode": "fast", "with_baselines": False, **options})
+    return make_plan(program, request)
+
+
+@pytest.mark.parametrize(("way", "split"), WAYS.items())
+def test_every_way_equals_one_rank(way: str, split: str) -> None:
+    program, tensors = captured(8, "even")
+    plan = asked(program, ep=way)
+    assert products(plan) == {(split,)}
+    assert plan.question["ep"] == way
+    whole = asked(program, 1, dims={"dp_shard": 1})
+    assert worst(run_plan(program, plan, tensors), run_plan(program, whole, tensors)) < 1e-13
+
+
+def test_the_shortest_step_of_all_ways_is_the_answer() -> None:
+    program, _ = captured(8, "even")
+    steps = {way: asked(program, ep=way).predicted.step_seconds for way in WAYS}
+    free = asked(program)
+    assert free.predicted.step_seconds == min(steps.values()) == steps["gather"]
+    assert "ep" not in free.question
+    (note,) = (note for note in free.notes if "shortest step" in note)
+    said = re.search(r"gather has the shortest step \(dispatch .*, gather .*, masked .*\)", note)
+    assert said, note
+
+
+def answer(steps: Mapping[str, float], dims: Mapping[str, int], program: Program) -> tuple[Plan, list[str | None]]:
+    """The answer where the plans of the ways take so long, and the ways that were searched; what has no seconds has no
+    plan."""
+    query = Query.of(program, Request(cluster=Cluster.parse("4 cpu"), dims=dims, mode="fast"))
+    searched: list[str | None] = []
+
+    def search(query: Query) -> Plan:
+        way = query.constraints.ep
+        searched.append(way)
+        if str(way) not in steps:
+            raise InfeasibleError(f"{way} does not fit")
+        plan = asked(program, ep=way, dims={"ep": 4})
+        return replace(plan, predicted=replace(plan.predicted, step_seconds=steps[str(way)]), bound_seconds=1e-5)
+
+    return planned_in_every_expert_way(search, dims, query), searched
+
+
+def test_a_way_that_does_not_fit_leaves_the_others() -> None:
+    program, _ = captured(8, "even")
+    plan, searched = answer({"gather": 2.0, "masked": 1.0}, {"ep": 4}, program)
+    assert (products(plan), searched) == ({("e",)}, list(WAYS))
+    assert plan.gap > 0.9, "the bound is that of all ways"
+    with pytest.raises(InfeasibleError, match="dispatch does not fit"):
+        answer({}, {"ep": 4}, program)
+
+
+def test_without_the_axis_or_experts_there_is_one_search() -> None:
+    program, _ = captured(8, "even")
+    assert answer({"None": 1.0}, {"tp": 4}, program)[1] == [None]
+    assert answer({"None": 1.0}, {"ep": 4}, captured_mlp())[1] == [None]
+
+
+def test_a_way_that_cannot_run_is_not_planned_twice() -> None:
+    """Six experts over four ranks: dispatch ends in gathered weights."""
+    program, _ = captured(6, "even")
+    assert answer(dict.fromkeys(WAYS, 1.0), {"ep": 4}, program)[1] == ["dispatch", "masked"]
+
+
+def test_a_plan_is_asked_in_the_way_of_its_experts() -> None:
+    """Nobody asked for it; a free product among the others would look cheaper than it is."""
+    model, inputs = mixture("hits")
+    planner = autopar.Planner(model, inputs, cluster="2 cpu")
+    plan = planner.plan(dims={"ep": 2}, ep="dispatch", mode="fast")
+    free = planner.plan(dims={"ep": 2}, mode="fast")
+    assert (expert_way(plan), "ep" in free.question) == ("dispatch", False)
+    for each in (plan, free):
+        assert isinstance(each.origin, Remembered)
+        assert query_of(each.origin.source, each).constraints.ep == expert_way(each) is not None
+        product = next(name for name in each.operators if "expert_linear#0" in name)
+        assert product in str(each.explain(product))
+    other = plan.what_if(ep="masked")
+    assert (other.question["ep"], expert_way(other)) == ("masked", "masked")
+
+
+def test_the_axis_is_called_by_what_runs() -> None:
+    program, _ = captured(8, "even")
+    called = {way: parallelism(asked(program, ep=way)) for way in WAYS}
+    assert called["dispatch"] == called["masked"] == "expert parallelism over 4 devices"
+    assert "expert" not in called["gather"]
