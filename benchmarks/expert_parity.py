@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from rich.console import Console
@@ -44,10 +45,11 @@ MODELS = (*(entry.name for entry in ENTRIES), *(f"loop {name}" for name in LOOPS
 
 def case(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     """A model and its inputs, in fp64 but for `IN_FP32`."""
-    if name.startswith("loop "):
-        model, inputs = mixture(name.removeprefix("loop "))
-    else:
-        model, inputs = make(next(entry for entry in ENTRIES if entry.name == name))
+    of_transformers = {entry.name: entry for entry in ENTRIES}
+    made: tuple[nn.Module, Mapping[str, Tensor]] = (
+        make(of_transformers[name]) if name in of_transformers else mixture(name.removeprefix("loop "))
+    )
+    model, inputs = made
     if name in IN_FP32:
         return model, dict(inputs)
     return model.double(), {key: x.double() if x.is_floating_point() else x for key, x in inputs.items()}
@@ -69,7 +71,7 @@ def main() -> None:
     os.environ.setdefault(CHECK_VARIABLE, "1")
     console, wrong = Console(width=180), 0
     for name in arguments.model or MODELS:
-        checked, most = Checked(lambda name=name: case(name)), TOLERANCE_IN_FP32 if name in IN_FP32 else TOLERANCE
+        checked, most = Checked(partial(case, name)), TOLERANCE_IN_FP32 if name in IN_FP32 else TOLERANCE
         for settings in SETTINGS:
             if arguments.ranks and settings.ranks not in arguments.ranks:
                 continue
