@@ -23,7 +23,8 @@ from torch import Tensor
 
 class Dispatch(NamedTuple):
     """Where experts are: the group holds `experts` of them from `start` on, each of its `ranks` `block`, the last one
-    what is left; position: of this rank in the group."""
+    what is left; position: of this rank in the group; busiest: how many times as many rows as the mean rank the one
+    with most of them expects, which is said of shapes and computes nothing."""
 
     start: int
     experts: int
@@ -31,6 +32,7 @@ class Dispatch(NamedTuple):
     ranks: int
     position: int
     group: str
+    busiest: float = 1.0
 
 
 @torch.library.custom_op(

@@ -23,6 +23,7 @@ from autopar.request.argument_types import ARGUMENT_TYPES, Branch, check_argumen
 from autopar.request.constraints import Recompute, check_recompute, parse_constraints
 from autopar.request.context_parallelism import ContextParallelism, check_context_parallelism
 from autopar.request.equal_bits import check_equal_bits
+from autopar.request.expert_load import ExpertLoad, check_expert_load
 from autopar.request.kernel_kinds import check_kernels
 from autopar.request.memory_limit import budget
 from autopar.request.mesh_axes import check_axes
@@ -71,6 +72,7 @@ class Request:
     recompute: Recompute | None = None
     kernels: Sequence[str] | None = None
     cp: ContextParallelism | None = None
+    expert_load: ExpertLoad | None = None
     time_limit: float | None = None
     warm_start: Plan | str | Path | None = None
     with_baselines: bool = True
@@ -85,6 +87,7 @@ class Request:
         budget(self.memory_limit, self.cluster)
         check_kernels(self.kernels)
         check_context_parallelism(self.cp, self.dims)
+        check_expert_load(self.expert_load)
         if self.recompute is not None:
             check_recompute(self.recompute, "the plan")
         check_equal_bits(
@@ -106,6 +109,7 @@ class Request:
             "micro_batches": self.micro_batches,
             **({} if self.kernels is None else {"kernels": list(self.kernels)}),
             **({} if self.cp is None else {"cp": self.cp}),
+            **({} if self.expert_load is None else {"expert_load": self.expert_load}),
             "schedule": self.schedule,
             "deterministic": self.deterministic,
             "constraints": None if self.constraints is None else str(self.constraints),

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from autopar.capture import capture
+from autopar.errors import PlanMismatchError
+from autopar.graphs.expert_loads import busiest_part
 from autopar.hardware.cluster import Cluster
+from autopar.layouts.placement import Mesh
 from autopar.passes.kernels import sort_by_expert
 from autopar.passes.lowering import chain as lowering
 from autopar.planner.planning import make_plan
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 from autopar.request import Request
-from tests.passes.hand_plans import run_plan, tensors_of, worst
+from tests.passes.hand_plans import hand_plan, picked, run_plan, tensors_of, worst
 
 WIDTH, HIDDEN, CHOSEN, BATCH, TOKENS = 8, 12, 2, 8, 4
 ROWS = BATCH * TOKENS * CHOSEN
@@ -109,12 +115,13 @@ def exchanges(program: Program, plan: Plan) -> list[fx.Node]:
 def test_rows_travel_once_each_way_and_pass() -> None:
     program, _ = captured(8, "even")
     found = exchanges(program, planned(program, ep=4))
-    rows = (ROWS // 4, WIDTH)
+    home, there = ROWS // 4, math.ceil(ROWS * busiest_part((1 / 8,) * 8, 4, ROWS))
+    assert there > home
     assert sorted(node.meta["local_shape"] for node in found) == sorted([
-        (4 * 3,), (ROWS // 4,),  # how many rows go where, and the ids of biases
-        rows, rows,  # there and back
-        rows, rows,  # so do gradients
-        (ROWS // 4, 1),  # routing weights
+        (4 * 3,), (there,),  # how many rows go where, and the ids of biases
+        (there, WIDTH), (home, WIDTH),  # there and back
+        (there, WIDTH), (home, WIDTH),  # so do gradients
+        (there, 1),  # routing weights
     ])  # fmt: skip
 
 
@@ -139,3 +146,34 @@ def test_what_goes_wrong_is_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(sort_by_expert._DispatchedLayer, "_order", order)
     assert worst(run_plan(program, planned(program, ep=4), tensors), wanted) > 1e-3
+
+
+def split_by_hand(program: Program, *axes: str) -> Plan:
+    """Products of experts split so over a 2 x 4 mesh, all else on every rank."""
+    mesh = Mesh(("outer", "inner"), (2, 4))
+    return hand_plan(program, mesh, picked(program, mesh, lambda node, rule: axes if rule.pairs else (None, None)))
+
+
+@pytest.mark.parametrize(
+    "axes", [("e", "t+e"), ("t+e", "t+e"), ("t+e", "n"), ("k", "t+e"), ("t", "t+e")], ids=" x ".join
+)
+def test_rows_travel_beside_every_other_split(axes: tuple[str, str]) -> None:
+    program, tensors = captured(8, "even")
+    wanted = run_plan(program, planned(program, dp_shard=1), tensors)
+    assert worst(run_plan(program, split_by_hand(program, *axes), tensors), wanted) < 1e-13
+
+
+def test_ranges_apart_are_refused() -> None:
+    program, tensors = captured(8, "even")
+    with pytest.raises(PlanMismatchError, match="axis 'inner' behind it must not split 'e' alone"):
+        run_plan(program, split_by_hand(program, "t+e", "e"), tensors)
+
+
+def test_a_skewed_load_costs_what_the_busiest_rank_does_and_computes_the_same() -> None:
+    program, tensors = captured(8, "one expert has all")
+    request = Request(cluster=Cluster.parse("4 cpu"), dims={"ep": 4}, mode="fast", with_baselines=False)
+    even, skewed = (make_plan(program, replace(request, expert_load=load)) for load in (None, {"": (1,) + (0,) * 7}))
+    assert products(even) == products(skewed) == {("t+e",)}
+    assert skewed.objective_seconds > 1.5 * even.objective_seconds
+    assert max(n.meta["local_shape"] for n in exchanges(program, skewed)) == (ROWS, WIDTH)
+    assert worst(run_plan(program, skewed, tensors), run_plan(program, even, tensors)) < 1e-13
