@@ -48,5 +48,15 @@ def parity(name: str, mesh: Sequence[int]) -> ExpertParity:
     return ExpertParity(compare(module, inputs, expected), splits, share)
 
 
+@prepared_by(captured)
+def dispatched(name: str, dims: dict[str, int]) -> tuple[Agreement, set[tuple[str | None, ...]]]:
+    """One step under named axes: agreement with the plain model, and what the axes split of the products."""
+    model, inputs = _mixture(name)
+    expected = reference(model, inputs)
+    module = compile_once(f"mixture {name}", copy.deepcopy(model), inputs, dims=dims, mode="fast")
+    products = {chosen.axes for call, chosen in module.plan.operators.items() if "/expert_" in call}
+    return compare(module, inputs, expected), products
+
+
 def _mixture(name: str) -> tuple[nn.Module, Inputs]:
     return mixture(name) if name in LOOPS else make(next(entry for entry in ENTRIES if entry.name == name))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.distributed.expert_jobs import ExpertParity
@@ -29,3 +31,20 @@ def test_experts_are_split_and_compute_the_same(pool: Pool, name: str, mesh: tup
         assert found.agreement.agrees, found.agreement
         assert found.share == 0.0
         assert any(placement.startswith("S") for layout in found.splits.values() for placement in layout)
+
+
+@pytest.mark.exhaustive(sample="hits-dims0")
+@pytest.mark.parametrize(
+    ("name", "dims"),
+    [
+        ("hits", {"ep": 4}),
+        pytest.param("mixtral", {"dp_shard": 2, "ep": 2}, marks=pytest.mark.slow),
+        pytest.param("gpt_oss", {"ep": 2, "tp": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_rows_travel_to_their_experts_and_back(pool: Pool, name: str, dims: dict[str, int]) -> None:
+    job = "tests.distributed.expert_jobs:dispatched"
+    results: list[Any] = pool.run(job, world_size=4, timeout=300.0, name=name, dims=dims)
+    for agreement, products in results:
+        assert agreement.agrees, agreement
+        assert all("t+e" in axes for axes in products)
