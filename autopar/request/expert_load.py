@@ -1,14 +1,17 @@
-"""Loads as asked: expert_load="zipf" | "zipf:1.2" | {"layers.*.experts": counts}.
+"""Loads as asked: expert_load="zipf" | "zipf:1.2" | "run.jsonl" | {"layers.*.experts": counts}.
 
 Without a word every expert gets as many rows. "zipf:s" gives the i-th expert a share of 1 / i^s, the worst order for
-experts that lie in blocks. Counts per module are what `StepLog` records, or any numbers in proportion.
+experts that lie in blocks. A log of `StepLog` holds the rows of every expert, per module, where rows travelled; counts
+are any numbers in proportion.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from autopar.errors import ConfigurationError
@@ -16,6 +19,8 @@ from autopar.nearest_name import did_you_mean
 
 ExpertLoad: TypeAlias = str | Mapping[str, Sequence[float]]
 ZIPF = "zipf"
+LOG, EXPERT_ROWS = ".jsonl", "expert_rows"
+"""How a file of `StepLog` ends, and the key of its lines that counts rows."""
 
 
 def check_expert_load(load: object) -> None:
@@ -23,10 +28,10 @@ def check_expert_load(load: object) -> None:
     if load is None:
         return
     if isinstance(load, str):
-        _exponent(load)
+        _logged(load) if load.endswith(LOG) else _exponent(load)
         return
     if not isinstance(load, Mapping):
-        raise ConfigurationError(f"expert_load={load!r}: write zipf, zipf:1.2, or counts per module")
+        raise ConfigurationError(f"expert_load={load!r}: write zipf, zipf:1.2, a log of steps, or counts per module")
     for name, counts in load.items():
         numbers = list(counts) if isinstance(counts, Sequence) and not isinstance(counts, str) else []
         right = all(isinstance(one, int | float) and math.isfinite(one) and one >= 0 for one in numbers)
@@ -45,6 +50,8 @@ def load_shares(load: ExpertLoad | None, modules: Mapping[str, int]) -> dict[str
     """
     if load is None:
         return {}
+    if isinstance(load, str) and load.endswith(LOG):
+        return load_shares(_logged(load), modules)
     if isinstance(load, str):
         exponent = _exponent(load)
         return {name: _parts([1.0 / (i + 1) ** exponent for i in range(n)]) for name, n in modules.items()}
@@ -66,6 +73,24 @@ def load_shares(load: ExpertLoad | None, modules: Mapping[str, int]) -> dict[str
     return found
 
 
+def _logged(path: str) -> dict[str, list[float]]:
+    """Module -> rows of every expert, of all steps of a log."""
+    found: dict[str, list[float]] = {}
+    try:
+        lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
+        for module, rows in (item for line in lines for item in line.get(EXPERT_ROWS, {}).items()):
+            found[module] = [float(a + b) for a, b in zip(found.get(module, [0.0] * len(rows)), rows, strict=True)]
+    except OSError as error:
+        raise ConfigurationError(f"cannot read expert_load={path}: {error.strerror or error}") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"expert_load={path} is no log of steps: {error}") from error
+    if not found:
+        raise ConfigurationError(
+            f"expert_load={path} counts no rows of experts: StepLog does where they travel (dims={{'ep': 4}})"
+        )
+    return found
+
+
 def _exponent(load: str) -> float:
     kind, colon, text = load.partition(":")
     try:
@@ -74,7 +99,7 @@ def _exponent(load: str) -> float:
         exponent = math.nan
     if kind != ZIPF or not 0 <= exponent < 100:
         raise ConfigurationError(
-            f"expert_load={load!r}: write zipf or zipf:1.2 (an exponent from 0 on), or counts per module"
+            f"expert_load={load!r}: write zipf or zipf:1.2 (an exponent from 0 on), a log of steps, or counts"
         )
     return exponent
 

@@ -253,7 +253,9 @@ class _DispatchedLayer(_Layer):
         )
         equal = [there.block + 1] * there.ranks
         table = self._sent(counts, (equal, equal), buckets, behind, first)
-        self._sizes = self._insert(behind, dispatch.row_sizes, (counts, table, there.ranks), first)
+        module = str(first.meta.get("operator", "")).partition("/")[0]
+        said = (counts, table, there.ranks, there.experts, module)
+        self._sizes = self._insert(behind, dispatch.row_sizes, said, first)
         self._sizes.meta.update(local_shape=(2, there.ranks), dtype=torch.int64)
         arguments, shapes = (table, self._sizes, there.ranks, held), (there_rows, there_rows, (held,))
         self._regrouped, self._ungrouped, each = self._items(

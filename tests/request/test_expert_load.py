@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from autopar.errors import ConfigurationError
@@ -35,6 +38,7 @@ def test_zipf_gives_the_first_expert_most() -> None:
         ("zipf:x", "an exponent"),
         ("zipf:-1", "from 0 on"),
         (3, "counts per module"),
+        ("nowhere.jsonl", "cannot read expert_load=nowhere.jsonl: No such file"),
         ({"a": [1, -1]}, r"expert_load\['a'\] is \[1, -1\]: .* at least 0"),
         ({"a": [0, 0]}, "not all 0"),
         ({"a": "12"}, "how many rows each expert gets"),
@@ -56,3 +60,25 @@ def test_what_is_no_load_says_why(load: object, words: str) -> None:
 def test_loads_of_other_models_are_refused(load: ExpertLoad, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         load_shares(load, MODULES)
+
+
+def test_a_log_of_steps_is_a_load(tmp_path: Path) -> None:
+    log = tmp_path / "run.jsonl"
+    log.write_text("".join(json.dumps({"step": i, "expert_rows": {"head.experts": [i, 2]}}) + "\n" for i in range(3)))
+    assert load_shares(str(log), MODULES) == {"head.experts": (3 / 9, 6 / 9)}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"step": 0}', "counts no rows of experts: StepLog does where they travel"),
+        ("[1]", "is no log of steps"),
+        ("{", "is no log of steps"),
+        ('{"expert_rows": {"head.experts": ["a"]}}', "is no log of steps"),
+    ],
+)
+def test_a_file_without_loads_says_why(text: str, words: str, tmp_path: Path) -> None:
+    log = tmp_path / "run.jsonl"
+    log.write_text(text)
+    with pytest.raises(ConfigurationError, match=words):
+        check_expert_load(str(log))
