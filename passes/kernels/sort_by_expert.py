@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.graphs.node_values import VIEWS
+from autopar.graphs.node_values import VARYING, VIEWS
 from autopar.layouts.placement import Partial, Shard
 from autopar.ops import dispatch, experts
 from autopar.ops.dispatch import Dispatch
@@ -225,11 +225,16 @@ class _DispatchedLayer(_Layer):
         for node in sorted(self._rows.inside):
             self._free_rows(node)
         for node in self._rows.inside:
+            node.meta[VARYING] = True
             if self._rows.is_ordered(node):
-                rows, *others = shape_of(node)
-                node.meta["local_shape"] = (self._rows_there(rows), *others)
-                for key in ("val", "layout", "global_shape", "output"):  # it lies in none any more
-                    node.meta.pop(key, None)
+                self._is_there(node)
+
+    def _is_there(self, node: fx.Node) -> None:
+        """Write into a node that its rows are those that came, which lie in no layout."""
+        rows, *others = shape_of(node)
+        for key in ("val", "layout", "global_shape", "output"):
+            node.meta.pop(key, None)
+        node.meta |= {"local_shape": (self._rows_there(rows), *others), VARYING: True}
 
     def _may_join(self, node: fx.Node, how: RowWise) -> bool:
         """Rows of other ranks of the group are among those that are here. So nothing but rows may be split over it, and
@@ -256,11 +261,12 @@ class _DispatchedLayer(_Layer):
         module = str(first.meta.get("operator", "")).partition("/")[0]
         said = (counts, table, there.ranks, there.experts, module)
         self._sizes = self._insert(behind, dispatch.row_sizes, said, first)
-        self._sizes.meta.update(local_shape=(2, there.ranks), dtype=torch.int64)
+        self._sizes.meta |= {"local_shape": (2, there.ranks), "dtype": torch.int64, VARYING: True}
         arguments, shapes = (table, self._sizes, there.ranks, held), (there_rows, there_rows, (held,))
         self._regrouped, self._ungrouped, each = self._items(
             behind, dispatch.received_order, arguments, shapes, first
         )
+        self._regrouped.all_input_nodes[0].meta[VARYING] = True
         return [order, places, each]
 
     def _items(
@@ -295,17 +301,19 @@ class _DispatchedLayer(_Layer):
         key = phase_of.meta["phase"], side
         if key not in self._lists:
             self._lists[key] = self._insert(self._sizes.next, dispatch.row_list, (self._sizes, side), self._sizes)
-            self._lists[key].meta.update(phase=key[0], local_shape=(self._there.ranks,), dtype=torch.int64)
+            self._lists[key].meta |= {
+                "phase": key[0], "local_shape": (self._there.ranks,), "dtype": torch.int64, VARYING: True,
+            }  # fmt: skip
         return self._lists[key]
 
     def _arrived(self, source: fx.Node, index: fx.Node, reader: fx.Node) -> fx.Node:
         own = super()._arrived(source, index, reader)
         came = shape_of(self._regrouped) + shape_of(own)[1:]
         went = self._sent(own, (self._list(1, own), self._list(0, own)), came, reader, own)
-        return super()._arrived(went, self._regrouped, reader)
+        return _varying(super()._arrived(went, self._regrouped, reader))
 
     def _returned(self, value: fx.Node, places: fx.Node, point: fx.Node, like: fx.Node) -> fx.Node:
-        by_rank = super()._returned(value, self._ungrouped, point, like)
+        by_rank = _varying(super()._returned(value, self._ungrouped, point, like))
         home = shape_of(places) + shape_of(by_rank)[1:]
         came = self._sent(by_rank, (self._list(0, by_rank), self._list(1, by_rank)), home, point, by_rank)
         return super()._returned(came, places, point, like)
@@ -324,7 +332,12 @@ class _DispatchedLayer(_Layer):
                     filled = self._graph.call_function(
                         dispatch.filled_rows, (like, list(shape_of(operand)[1:]), operand.args[1], dtype_of(operand))
                     )
-                filled.meta = dict(operand.meta) | {"local_shape": (self._rows_there(count), *shape_of(operand)[1:])}
-                for key in ("val", "layout", "global_shape", "output"):
-                    filled.meta.pop(key, None)
+                filled.meta = dict(operand.meta)
+                self._is_there(filled)
                 node.replace_input_with(operand, filled)
+
+
+def _varying(node: fx.Node) -> fx.Node:
+    """The node, which says that it makes or reads as many rows as come."""
+    node.meta[VARYING] = True
+    return node

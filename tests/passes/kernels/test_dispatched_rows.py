@@ -13,14 +13,18 @@ from torch.nn import functional
 from autopar.capture import capture
 from autopar.errors import PlanMismatchError
 from autopar.graphs.expert_loads import busiest_part
+from autopar.graphs.kernel_groups import kernel_groups
+from autopar.graphs.node_values import VARYING
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
 from autopar.passes.kernels import sort_by_expert
+from autopar.passes.kernels.compilable_pieces import cut_into_pieces
 from autopar.passes.lowering import chain as lowering
 from autopar.planner.planning import make_plan
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 from autopar.request import Request
+from autopar.runtime.step.replayed_graphs import waits_for_values
 from tests.passes.hand_plans import hand_plan, picked, run_plan, tensors_of, worst
 
 WIDTH, HIDDEN, CHOSEN, BATCH, TOKENS = 8, 12, 2, 8, 4
@@ -110,6 +114,26 @@ def exchanges(program: Program, plan: Plan) -> list[fx.Node]:
     step = lowering.lowered_step(program, plan, 0, until=lowering.sort_rows)
     graph = step.stages[0].program.graph
     return list(graph.find_nodes(op="call_function", target=torch.ops._c10d_functional.all_to_all_single.default))
+
+
+def test_nothing_is_compiled_or_recorded_for_as_many_rows_as_come() -> None:
+    """Kernels of inductor and CUDA graphs are made for one shape."""
+    program, _ = captured(8, "even")
+    plan = planned(program, ep=4).with_(kernel_backend="inductor")
+    parts = lowering.lowered_step(program, plan, 0).stages[0].partition
+    assert parts.backward is not None
+    for module in (parts.forward, parts.backward):
+        varying = {node.name for node in module.graph.nodes if VARYING in node.meta and node.op == "call_function"}
+        products = {node.name for node in module.graph.nodes if "sorted_expert" in str(node.target)}
+        assert products <= varying, "what runs between the products does, too"
+        pieces = cut_into_pieces(module)
+        assert any(piece.compiled for piece in pieces)
+        graphs = [piece.graph_module.graph for piece in pieces if piece.compiled]
+        compiled = {node.name for graph in graphs for node in graph.nodes if node.op == "call_function"}
+        assert compiled & varying == set()
+        groups = kernel_groups(module.graph, "inductor")
+        assert all([*groups.values()].count(groups[node]) == 1 for node in groups if node.name in varying)
+    assert any(map(waits_for_values, parts.forward.graph.nodes))
 
 
 def test_rows_travel_once_each_way_and_pass() -> None:
