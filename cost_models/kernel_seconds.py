@@ -97,9 +97,8 @@ def local_sizes(node: fx.Node, kind: str) -> Sizes | None:
         return None
     operands = [tuple(operand.meta["val"].shape) for operand in tensor_operands(node)]
     result = tuple(_values(node)[0].shape)
-    if "num_experts" in node.meta:  # a block of the experts works on its own rows only
-        block = result[0] if "outer" in name else operands[1][0]
-        own = max(1, operands[0][0] * block // node.meta["num_experts"])
+    if "own_rows" in node.meta:  # a block of the experts works on its own rows only
+        own = max(1, round(operands[0][0] * node.meta["own_rows"]))
         operands = [(own, *shape[1:]) if shape[0] == operands[0][0] else shape for shape in operands]
     sizes = sizes_of(name, operands, result, whole(len(operands)), is_causal(node))
     window = window_of(node)

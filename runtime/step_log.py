@@ -9,9 +9,11 @@
 One JSON line per step, written by rank 0: {"step": 0, "seconds": 0.41, "exposed_communication_seconds": 0.12,
 "peak_bytes": 3100000000, "predicted": {"seconds": 0.38, "exposed_communication_seconds": 0.1, "peak_bytes": ...}}.
 Exposed communication is the time in which this rank waited for collectives; on GPUs, whose waits only order streams, it
-is null. Peak memory is that of tensors on a GPU, and of the whole process on a CPU, Python and torch included; it is 0
-on Windows. Trackers (`autopar.integrations.tensorboard`, `.wandb`) get the same numbers, by name: seconds/measured,
-seconds/predicted and so on.
+is null. Where rows of mixtures of experts travel to the rank of their expert, "expert_rows" says how many of this
+rank's went to each expert, per module: {"layers.0.experts": [812, 90, 61, 61]}; `expert_load="run.jsonl"` plans for the
+sums of a log. Peak memory is that of tensors on a GPU, and of the whole process on a CPU, Python and torch included; it
+is 0 on Windows. Trackers (`autopar.integrations.tensorboard`, `.wandb`) get the same numbers, by name:
+seconds/measured, seconds/predicted and so on.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ if sys.platform != "win32":
     import resource
 
 from autopar.errors import ConfigurationError
+from autopar.ops.dispatch import counted_rows
 from autopar.plans.parallel_plan import Plan
+from autopar.request.expert_load import EXPERT_ROWS
 from autopar.runtime.collectives.communicator import waited_seconds
 from autopar.runtime.process_groups import rank
 
@@ -81,7 +85,8 @@ class StepLog:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
         begin, waited = time.perf_counter(), waited_seconds()
-        yield
+        with counted_rows() as counted:
+            yield
         if cuda:
             torch.cuda.synchronize()
         self._write(
@@ -91,6 +96,7 @@ class StepLog:
                 "exposed_communication_seconds": None if cuda else waited_seconds() - waited,
                 "peak_bytes": torch.cuda.max_memory_allocated() if cuda else _process_peak_bytes(),
                 "predicted": self._predicted,
+                **({EXPERT_ROWS: _sums(counted)} if counted else {}),
             }
         )
         self._steps += 1
@@ -111,6 +117,11 @@ def _numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
         for kind, values in (("measured", line), ("predicted", line["predicted"]))
         if values[name] is not None
     }
+
+
+def _sums(counted: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, list[int]]:
+    """Module -> rows per expert of all its calls."""
+    return {module: torch.stack(list(rows)).sum(0).tolist() for module, rows in counted.items()}
 
 
 def _opened(path: Path) -> TextIO:

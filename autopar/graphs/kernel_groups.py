@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from autopar.errors import ConfigurationError
+from autopar.graphs.node_values import VARYING
 from autopar.graphs.operator_names import LOOKUPS, PARTS, base_name
 
 POINTWISE_OPERATORS = frozenset([
@@ -332,10 +333,10 @@ def _merge_chains(graph: fx.Graph, groups: dict[fx.Node, int], phase: Phase, rul
     for node in graph.nodes:
         same = [source for source in node.all_input_nodes if phase(source) == phase(node)]
         depth[node] = max((depth[source] + _ends_chain(source, pointwise) for source in same), default=0)
-        if node not in groups or not (pointwise(node) or is_reduction(node)):
+        if node not in groups or not (pointwise(node) or is_reduction(node)) or VARYING in node.meta:
             continue
         for source in map(_producer, node.all_input_nodes):
-            fusible = source in groups and pointwise(source)
+            fusible = source in groups and pointwise(source) and VARYING not in source.meta
             if fusible and depth[source] == depth[node] and phase(source) == phase(node):
                 first, second = sorted((_root(parent, groups[source]), _root(parent, groups[node])))
                 if first != second:

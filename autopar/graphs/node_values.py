@@ -19,6 +19,11 @@ VIEWS = frozenset({aten.reshape.default, aten.permute.default, aten.expand.defau
 """Calls that only look at their operand."""
 
 
+VARYING = "rows_vary"
+"""Key in the meta of a node that makes or reads as many rows as come: what its shape says is an expectation, and no
+kernel is compiled for it."""
+
+
 def node_bytes(node: fx.Node) -> int:
     """Bytes of the local value of a node; 0 for helpers whose shape was not described."""
     shapes, dtypes = node.meta.get("local_shape"), node.meta.get("dtype")

@@ -15,6 +15,8 @@ padded and nothing is dropped. Sizes of messages are numbers of the host, for wh
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -23,7 +25,8 @@ from torch import Tensor
 
 class Dispatch(NamedTuple):
     """Where experts are: the group holds `experts` of them from `start` on, each of its `ranks` `block`, the last one
-    what is left; position: of this rank in the group."""
+    what is left; position: of this rank in the group; busiest: how many times as many rows as the mean rank the one
+    with most of them expects, which is said of shapes and computes nothing."""
 
     start: int
     experts: int
@@ -31,6 +34,10 @@ class Dispatch(NamedTuple):
     ranks: int
     position: int
     group: str
+    busiest: float = 1.0
+
+
+_counters: list[dict[str, list[Tensor]]] = []
 
 
 @torch.library.custom_op(
@@ -65,10 +72,25 @@ def _(
     return torch.empty_like(expert_ids), torch.empty_like(expert_ids), expert_ids.new_empty(ranks * (block + 1))
 
 
-def row_sizes(counts: Tensor, table: Tensor, ranks: int) -> Tensor:
+def row_sizes(counts: Tensor, table: Tensor, ranks: int, experts: int = 0, module: str = "") -> Tensor:
     """Rows that go to every rank, and that come from it (2, ranks), on the host; counts, table: of `dispatch_order`,
-    and what the others sent of theirs. Waits for the device."""
-    return torch.stack([counts, table]).view(2, ranks, -1).sum(2).cpu()
+    and what the others sent of theirs. Waits for the device. experts: of the group, and module: whose these are, for
+    `counted_rows`."""
+    by_rank = torch.stack([counts, table]).cpu().view(2, ranks, -1)
+    for counter in _counters:
+        counter.setdefault(module, []).append(by_rank[0, :, :-1].reshape(-1)[:experts])
+    return by_rank.sum(2)
+
+
+@contextlib.contextmanager
+def counted_rows() -> Iterator[dict[str, list[Tensor]]]:
+    """Within the context, module -> rows of this rank that went to each expert of the group (experts,), per call."""
+    counter: dict[str, list[Tensor]] = {}
+    _counters.append(counter)
+    try:
+        yield counter
+    finally:
+        _counters.remove(counter)
 
 
 def row_list(sizes: Tensor, received: int) -> list[int]:

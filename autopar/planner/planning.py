@@ -82,6 +82,7 @@ def _question(request: Request, query: Query) -> dict[str, Any]:
     kind, _ = resolve_optimizer(request.optimizer)
     return {
         **request.as_question(query.program),
+        **({"expert_load": dict(query.expert_load)} if query.expert_load else {}),
         "optimizer": kind if isinstance(kind, str) else kind.__name__,
         "optimizer_assumed": request.optimizer is None,
         "mode": request.mode,

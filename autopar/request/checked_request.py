@@ -23,6 +23,7 @@ from autopar.request.argument_types import ARGUMENT_TYPES, Branch, check_argumen
 from autopar.request.axis_ways import ContextParallelism, ExpertParallelism, check_ways
 from autopar.request.constraints import Recompute, check_recompute, parse_constraints
 from autopar.request.equal_bits import check_equal_bits
+from autopar.request.expert_load import ExpertLoad, check_expert_load
 from autopar.request.kernel_kinds import check_kernels
 from autopar.request.memory_limit import budget
 from autopar.request.mesh_axes import check_axes
@@ -72,6 +73,7 @@ class Request:
     kernels: Sequence[str] | None = None
     cp: ContextParallelism | None = None
     ep: ExpertParallelism | None = None
+    expert_load: ExpertLoad | None = None
     time_limit: float | None = None
     warm_start: Plan | str | Path | None = None
     with_baselines: bool = True
@@ -86,6 +88,7 @@ class Request:
         budget(self.memory_limit, self.cluster)
         check_kernels(self.kernels)
         check_ways(self.dims, cp=self.cp, ep=self.ep)
+        check_expert_load(self.expert_load)
         if self.recompute is not None:
             check_recompute(self.recompute, "the plan")
         check_equal_bits(
@@ -108,6 +111,7 @@ class Request:
             **({} if self.kernels is None else {"kernels": list(self.kernels)}),
             **({} if self.cp is None else {"cp": self.cp}),
             **({} if self.ep is None else {"ep": self.ep}),
+            **({} if self.expert_load is None else {"expert_load": self.expert_load}),
             "schedule": self.schedule,
             "deterministic": self.deterministic,
             "constraints": None if self.constraints is None else str(self.constraints),

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import fx
 
+from autopar.graphs.expert_loads import OWN_ROWS, busiest_part, load_of
 from autopar.layouts.placement import Layout, Replicate, Shard, local_shape, local_start
 from autopar.ops import experts
 from autopar.ops.dispatch import Dispatch
@@ -22,18 +23,21 @@ from autopar.rules.rule import PAIR
 def _expert_linear(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
     num_experts = int(context.global_argument("weight").meta["val"].shape[0])
     start = context.input_start(1, 0, num_experts)
-    return _of_all(num_experts, context.call(experts.block_expert_linear, *args, start, **kwargs))
+    return _of_some(context, num_experts, context.call(experts.block_expert_linear, *args, start, **kwargs))
 
 
 def _expert_outer(context: LocalContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
     num_experts, start = context.output_shape()[0], context.output_start(0, 0)
     call = context.call(experts.block_expert_outer, *args[:3], num_experts, args[4], start)
-    return _of_all(context.node.meta["val"].shape[0], call)
+    return _of_some(context, context.node.meta["val"].shape[0], call)
 
 
-def _of_all(num_experts: int, call: fx.Node) -> fx.Node:
-    """The call, which says among how many experts its rows are dealt out: those of other blocks are no work."""
-    call.meta["num_experts"] = num_experts
+def _of_some(context: LocalContext, num_experts: int, call: fx.Node) -> fx.Node:
+    """The call, which says what part of its rows the busiest rank has an expert for: the others are no work."""
+    axes = context.axes_of(frozenset(name for name in context.plan.axes if name and "e" in name.split(PAIR)))
+    ranks = math.prod(context.mesh.shape[axis] for axis in axes)
+    rows = _ids_shape(context)[0]
+    call.meta[OWN_ROWS] = busiest_part(load_of(context.node, num_experts), ranks, rows)
     return call
 
 
@@ -62,6 +66,9 @@ def _dispatch(context: LocalContext, num_experts: int, layout: Layout) -> Dispat
         held.append((local_start(num_experts, _of_dim(layout), 0, context.mesh, coordinate), number))
     names = tuple(context.mesh.axis_names[axis] for axis in axes)
     start, block = held[0]
+    own = load_of(context.node, num_experts)[start : start + sum(number for _, number in held)]
+    shares = tuple(share / max(math.fsum(own), 1e-30) for share in own)
+    rows = math.prod(sizes) * int(context.input_shape(len(context.plan.inputs) - 1, _ids_shape(context))[0])
     return Dispatch(
         start=start,
         experts=sum(number for _, number in held),
@@ -69,7 +76,12 @@ def _dispatch(context: LocalContext, num_experts: int, layout: Layout) -> Dispat
         ranks=math.prod(sizes),
         position=sum(at * math.prod(sizes[i + 1 :]) for i, at in enumerate(group)),
         group="+".join(names),
+        busiest=math.prod(sizes) * busiest_part(shares, math.prod(sizes), rows),
     )
+
+
+def _ids_shape(context: LocalContext) -> tuple[int, ...]:
+    return tuple(context.global_argument("expert_ids").meta["val"].shape)
 
 
 def _of_dim(layout: Layout) -> Layout:

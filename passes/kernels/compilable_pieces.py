@@ -21,6 +21,7 @@ from torch import fx
 
 from autopar._compat import LazyGraphModule
 from autopar.graphs.kernel_groups import launches_kernel, passes_through
+from autopar.graphs.node_values import VARYING
 from autopar.graphs.operator_names import operator_kind
 from autopar.ops.symmetric_products import SYMMETRIC
 from autopar.passes.module_segments import block_path
@@ -111,7 +112,7 @@ def _place(node: fx.Node) -> str | None:
 
 
 def _is_fit(node: fx.Node) -> bool:
-    if node.op != "call_function":
+    if node.op != "call_function" or VARYING in node.meta:
         return False
     if isinstance(node.target, torch._ops.OpOverload):
         return not node.target.namespace.endswith("c10d_functional") and _UNFIT.isdisjoint(node.target.tags)

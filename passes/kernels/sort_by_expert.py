@@ -14,8 +14,8 @@ where they are put back:
                                                -->     y = sorted_expert_linear(sent(rows_at(x, order)), w, held)
                                                        y = rows_at(returned(y), places)
 
-How many rows a rank has in between is known when they have come: graphs say as many as it began with, which is the
-mean over the ranks, and no call in between names them.
+How many rows a rank has in between is known when they have come: graphs say as many as the busiest rank expects
+(`expert_loads.py`), and no call in between names them.
 
 Forward and backward are rewritten together, so backward reads what forward left in order. Rows that are k copies of a
 token are taken from the token. Every rank orders its own rows, by its own block of the experts.
@@ -23,6 +23,7 @@ token are taken from the token. Every rank orders its own rows, by its own block
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,7 +31,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.graphs.node_values import VIEWS
+from autopar.graphs.node_values import VARYING, VIEWS
 from autopar.layouts.placement import Partial, Shard
 from autopar.ops import dispatch, experts
 from autopar.ops.dispatch import Dispatch
@@ -43,6 +44,7 @@ _c10d = torch.ops._c10d_functional
 _ours = torch.ops.autopar
 _LINEAR = frozenset({_ours.expert_linear.default, experts.block_expert_linear, experts.dispatched_expert_linear})
 _OUTER = frozenset({_ours.expert_outer.default, experts.block_expert_outer, experts.dispatched_expert_outer})
+_ROUNDING = 1e-6
 _COPIES = frozenset({_aten.reshape.default, _aten.clone.default})
 
 
@@ -222,6 +224,17 @@ class _DispatchedLayer(_Layer):
         super().rewrite()
         for node in sorted(self._rows.inside):
             self._free_rows(node)
+        for node in self._rows.inside:
+            node.meta[VARYING] = True
+            if self._rows.is_ordered(node):
+                self._is_there(node)
+
+    def _is_there(self, node: fx.Node) -> None:
+        """Write into a node that its rows are those that came, which lie in no layout."""
+        rows, *others = shape_of(node)
+        for key in ("val", "layout", "global_shape", "output"):
+            node.meta.pop(key, None)
+        node.meta |= {"local_shape": (self._rows_there(rows), *others), VARYING: True}
 
     def _may_join(self, node: fx.Node, how: RowWise) -> bool:
         """Rows of other ranks of the group are among those that are here. So nothing but rows may be split over it, and
@@ -237,18 +250,23 @@ class _DispatchedLayer(_Layer):
         """Order and places of the own rows, and the rows per expert behind the exchange."""
         there, behind = self._there, self._ids.next
         rows, held, buckets = shape_of(self._ids), self._experts[0], (there.ranks * (there.block + 1),)
+        there_rows = (self._rows_there(rows[0]),)
         while behind.op == "placeholder":
             behind = behind.next
         order, places, counts = self._items(
-            behind, _ours.dispatch_order.default, (self._ids, *there[:-1]), (rows, rows, buckets), first
+            behind, _ours.dispatch_order.default, (self._ids, *there[:5]), (rows, rows, buckets), first
         )
         equal = [there.block + 1] * there.ranks
-        table = self._sent(counts, (equal, equal), behind, first)
-        self._sizes = self._insert(behind, dispatch.row_sizes, (counts, table, there.ranks), first)
-        self._sizes.meta.update(local_shape=(2, there.ranks), dtype=torch.int64)
+        table = self._sent(counts, (equal, equal), buckets, behind, first)
+        module = str(first.meta.get("operator", "")).partition("/")[0]
+        said = (counts, table, there.ranks, there.experts, module)
+        self._sizes = self._insert(behind, dispatch.row_sizes, said, first)
+        self._sizes.meta |= {"local_shape": (2, there.ranks), "dtype": torch.int64, VARYING: True}
+        arguments, shapes = (table, self._sizes, there.ranks, held), (there_rows, there_rows, (held,))
         self._regrouped, self._ungrouped, each = self._items(
-            behind, dispatch.received_order, (table, self._sizes, there.ranks, held), (rows, rows, (held,)), first
+            behind, dispatch.received_order, arguments, shapes, first
         )
+        self._regrouped.all_input_nodes[0].meta[VARYING] = True
         return [order, places, each]
 
     def _items(
@@ -262,10 +280,16 @@ class _DispatchedLayer(_Layer):
             item.meta.update(local_shape=shape, dtype=torch.int64)
         return items
 
-    def _sent(self, rows: fx.Node, splits: tuple[Any, Any], point: fx.Node, like: fx.Node) -> fx.Node:
-        """What comes of rows that go to the ranks of the group; splits: what comes, and what goes."""
+    def _rows_there(self, rows: int) -> int:
+        """Rows behind an exchange, of the busiest rank."""
+        return math.ceil(rows * self._there.busiest - _ROUNDING)
+
+    def _sent(
+        self, rows: fx.Node, splits: tuple[Any, Any], came: tuple[int, ...], point: fx.Node, like: fx.Node
+    ) -> fx.Node:
+        """What comes of rows that go to the ranks of the group, of shape `came`; splits: what comes, and what goes."""
         group = self._there.group
-        described = {"local_shape": shape_of(rows), "dtype": dtype_of(rows)}
+        described = {"local_shape": came, "dtype": dtype_of(rows)}
         started = self._insert(point, _c10d.all_to_all_single.default, (rows, *splits, group), like)
         started.meta |= described | {"group_axes": tuple(group.split("+")), "full_bytes": 0}
         waited = self._insert(point, _c10d.wait_tensor.default, (started,), like)
@@ -277,17 +301,21 @@ class _DispatchedLayer(_Layer):
         key = phase_of.meta["phase"], side
         if key not in self._lists:
             self._lists[key] = self._insert(self._sizes.next, dispatch.row_list, (self._sizes, side), self._sizes)
-            self._lists[key].meta.update(phase=key[0], local_shape=(self._there.ranks,), dtype=torch.int64)
+            self._lists[key].meta |= {
+                "phase": key[0], "local_shape": (self._there.ranks,), "dtype": torch.int64, VARYING: True,
+            }  # fmt: skip
         return self._lists[key]
 
     def _arrived(self, source: fx.Node, index: fx.Node, reader: fx.Node) -> fx.Node:
         own = super()._arrived(source, index, reader)
-        went = self._sent(own, (self._list(1, own), self._list(0, own)), reader, own)
-        return super()._arrived(went, self._regrouped, reader)
+        came = shape_of(self._regrouped) + shape_of(own)[1:]
+        went = self._sent(own, (self._list(1, own), self._list(0, own)), came, reader, own)
+        return _varying(super()._arrived(went, self._regrouped, reader))
 
     def _returned(self, value: fx.Node, places: fx.Node, point: fx.Node, like: fx.Node) -> fx.Node:
-        by_rank = super()._returned(value, self._ungrouped, point, like)
-        came = self._sent(by_rank, (self._list(0, by_rank), self._list(1, by_rank)), point, by_rank)
+        by_rank = _varying(super()._returned(value, self._ungrouped, point, like))
+        home = shape_of(places) + shape_of(by_rank)[1:]
+        came = self._sent(by_rank, (self._list(0, by_rank), self._list(1, by_rank)), home, point, by_rank)
         return super()._returned(came, places, point, like)
 
     def _free_rows(self, node: fx.Node) -> None:
@@ -305,4 +333,11 @@ class _DispatchedLayer(_Layer):
                         dispatch.filled_rows, (like, list(shape_of(operand)[1:]), operand.args[1], dtype_of(operand))
                     )
                 filled.meta = dict(operand.meta)
+                self._is_there(filled)
                 node.replace_input_with(operand, filled)
+
+
+def _varying(node: fx.Node) -> fx.Node:
+    """The node, which says that it makes or reads as many rows as come."""
+    node.meta[VARYING] = True
+    return node

@@ -11,11 +11,12 @@ every pass observers look at the stage (`observers.py`): the checker under AUTOP
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TypeAlias
 
+from autopar.graphs.expert_loads import with_expert_load
 from autopar.passes.kernels.align_vocabulary import align_vocabulary
 from autopar.passes.kernels.join_additions import join_additions, pack_copies
 from autopar.passes.kernels.sort_by_expert import sort_by_expert
@@ -180,7 +181,14 @@ def lowered_on(
     """As `lowered_step`: every stage that one of several ranks holds, on the first rank group that holds it and that
     has one of them."""
     micro = with_kernels(in_one_part(program) if isinstance(program, Program) else program, plan.kernels)
+    micro = with_expert_load(micro, _asked_load(plan))
     return resumed(_begun(micro, plan, tuple(ranks)), plan, until=until)
+
+
+def _asked_load(plan: Plan) -> Mapping[str, Sequence[float]]:
+    """The load of experts that a plan was made for."""
+    load = plan.question.get("expert_load")
+    return load if isinstance(load, Mapping) else {}
 
 
 def resumed(step: LoweredStep, plan: Plan, *, until: StagePass = LOWERING[-1]) -> LoweredStep:

@@ -56,11 +56,12 @@ def emit_local_call(context: LocalContext, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _needed_implementation(context: LocalContext) -> str | None:
-    """The implementation that the split names ask for."""
+    """The implementation that the split names ask for; that of a pair sees to its names alone, too."""
     split = [name for name in context.plan.axes if name is not None]
     rule = rule_as(context.node, context.plan.implementation) if split else None
     if rule is None:
         return None
-    needed = {rule.implementations[name] for name in split if name in rule.implementations}
+    pairs = [name for name in split if name in rule.pairs]
+    needed = {rule.implementations[name] for name in pairs or split if name in rule.implementations}
     assert len(needed) <= 1, f"{context.node}: {split} need several implementations: {sorted(needed)}"
     return next(iter(needed), None)

@@ -27,6 +27,7 @@ from torch import Tensor, fx
 from torch.distributed import get_backend
 
 from autopar._compat import foreach_copy_, storage_references
+from autopar.ops.dispatch import row_sizes
 from autopar.runtime.kernels import GraphCall
 from autopar.runtime.step.cuda_recorder import Recorder
 from autopar.runtime.step.emitted_step import Step
@@ -101,6 +102,8 @@ class Replays:
 def waits_for_values(node: fx.Node) -> bool:
     """Whether the host waits for values on the device: an operator that returns a number, or whose size they decide."""
     tags = getattr(node.target, "tags", ())
+    if node.target is row_sizes:
+        return True
     if node.target in _INDEXED:
         indices: Any = node.args[1]
         return any(isinstance(i, fx.Node) and i.meta["val"].dtype in (torch.bool, torch.uint8) for i in indices)

@@ -26,18 +26,18 @@ def losses_of_all_ways(spoiled: str) -> dict[str, list[float]]:
     found = {}
     for name, plan in plans.items():
         module = captured.module(plan)
-        found[name] = _losses(trained(module, captured.inputs, sgd(module.parameters())))
+        found[name] = mean_losses(trained(module, captured.inputs, sgd(module.parameters())))
     for name, baseline in BY_HAND.items():
         model, inputs = TINY.model_and_inputs()
         if name == spoiled:
             inputs = {key: value[:, :16] for key, value in inputs.items()}
-        found[name] = _losses(baseline.build(model, inputs, dist.get_world_size()))
+        found[name] = mean_losses(baseline.build(model, inputs, dist.get_world_size()))
     model, inputs = TINY.model_and_inputs()
-    found["alone"] = _losses(trained(model, inputs, sgd(model.parameters())))
+    found["alone"] = mean_losses(trained(model, inputs, sgd(model.parameters())))
     return found
 
 
-def _losses(run: Trained) -> list[float]:
+def mean_losses(run: Trained) -> list[float]:
     """Means over the ranks."""
     means = []
     for _ in range(STEPS):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from autopar.runtime.process_groups import rank
+from autopar.runtime.step_log import StepLog
 from benchmarks.agreement import Agreement, compare, reference
 from benchmarks.zoo.registry import Inputs, make
 from benchmarks.zoo.transformers_experts import ENTRIES
@@ -46,6 +50,22 @@ def parity(name: str, mesh: Sequence[int]) -> ExpertParity:
     splits = {n: list(map(str, layout)) for n, layout in module.plan.placements.items() if "expert" in n}
     share = float(module.plan.statistics["replicated_flops_share"])
     return ExpertParity(compare(module, inputs, expected), splits, share)
+
+
+@prepared_by(captured)
+def dispatched(
+    name: str, dims: dict[str, int], log: str
+) -> tuple[Agreement, set[tuple[str | None, ...]], dict[str, int]]:
+    """One logged step under named axes: agreement with the plain model, what the axes split of the products, and the
+    rows that rank 0 has logged, per module."""
+    model, inputs = _mixture(name)
+    expected = reference(model, inputs)
+    module = compile_once(f"mixture {name}", copy.deepcopy(model), inputs, dims=dims, ep="dispatch", mode="fast")
+    products = {chosen.axes for call, chosen in module.plan.operators.items() if "/expert_" in call}
+    with StepLog(log, module.plan) as steps, steps.step():
+        agreement = compare(module, inputs, expected)
+    counted = {} if rank() else json.loads(Path(log).read_text())["expert_rows"]
+    return agreement, products, {module: sum(rows) for module, rows in counted.items()}
 
 
 def _mixture(name: str) -> tuple[nn.Module, Inputs]:

@@ -9,8 +9,8 @@ Statistics of the whole batch become inputs of the part; the rest of its program
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from torch import fx
 from autopar._compat import LazyGraphModule
 from autopar.capture.family import aligned
 from autopar.errors import CaptureError, PlanMismatchError
+from autopar.graphs.expert_loads import with_expert_load
 from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.planner.batch.batch_flow import BatchFlow, Kind, NotSeparable
 from autopar.planner.problem.factorisation import Factorisation, value_of
@@ -35,14 +36,16 @@ class Recapture(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecaptureWithKernels:
-    """A `Recapture` whose programs have operators of ours in the place of groups of these kinds (`with_kernels`)."""
+    """A `Recapture` whose programs have operators of ours in the place of groups of these kinds (`with_kernels`), and
+    experts with this load."""
 
     recapture: Recapture
     kernels: tuple[str, ...]
+    expert_load: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def at_batch(self, size: int) -> Program:
         """The program for so many samples."""
-        return with_kernels(self.recapture.at_batch(size), self.kernels)
+        return with_expert_load(with_kernels(self.recapture.at_batch(size), self.kernels), self.expert_load)
 
 
 def micro_program(whole: Program, part: Program, count: int, factorisation: Factorisation) -> MicroProgram:

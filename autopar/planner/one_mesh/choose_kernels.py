@@ -95,7 +95,7 @@ class _Price:
         key = tuple(
             (
                 node.target, _forms(node), tuple(map(_forms, node.all_input_nodes)), tuple(map(_forms, traffic.reads)),
-                traffic.writes, is_causal(node), window_of(node), node.meta.get("num_experts"),
+                traffic.writes, is_causal(node), window_of(node), node.meta.get("own_rows"),
             )
             for node, traffic in kernel
         )  # fmt: skip

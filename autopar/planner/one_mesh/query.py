@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autopar.errors import ConfigurationError
+from autopar.graphs.expert_loads import expert_counts, with_expert_load
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
 from autopar.passes.kernels.use_kernels import with_kernels
@@ -32,6 +33,7 @@ from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram, Program
 from autopar.request import Request
 from autopar.request.constraints import Constraints, Recompute, parse_constraints
+from autopar.request.expert_load import load_shares
 from autopar.request.memory_limit import budget
 from autopar.request.mesh_axes import AXIS_NAMES
 from autopar.rules.alternatives import alternatives_offered
@@ -55,6 +57,8 @@ class Query:
     recompute: Recompute | None = None
     kernels: tuple[str, ...] = ()
     """Kinds of groups that are operators of ours in the program."""
+    expert_load: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Module -> the part of its rows that each of its experts gets, where that is not even."""
     offered: frozenset[str] = frozenset()
     """Names of the operator alternatives that the search may choose wherever they are possible."""
     micro: MicroProgram | None = None
@@ -84,7 +88,9 @@ class Query:
         backend = kernel_backend(cluster)
         kernels = cheaper_kernels(program, backend, cluster.device) if request.kernels is None else request.kernels
         program = with_kernels(program, kernels)
-        recapture = None if recapture is None else RecaptureWithKernels(recapture, tuple(kernels))
+        load = load_shares(request.expert_load, expert_counts(program.graph))
+        program = with_expert_load(program, load)
+        recapture = None if recapture is None else RecaptureWithKernels(recapture, tuple(kernels), load)
         constraints = parse_constraints(request.constraints, request.parameter_layouts)
         constraints = replace(constraints, cp=request.cp, ep=request.ep)
         factorisation = kept.factorisations.recall(program, lambda: Factorisation(program))
@@ -99,6 +105,7 @@ class Query:
             budget_bytes=budget(request.memory_limit, cluster),
             kernel_backend=backend,
             kernels=tuple(kernels),
+            expert_load=load,
             factorisation=factorisation,
             search=search_of(request.mode, request.time_limit),
             deadline=Deadline.after(request.time_limit),

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 from torch import fx
 
 from autopar.cost_models.operator_sizes import RowSizes
+from autopar.graphs.expert_loads import LOAD
 from autopar.graphs.kernel_groups import Traffic, group_reads_writes, kernel_groups
 from autopar.graphs.operator_names import is_causal, window_of
 from autopar.passes.view_layouts import viewed
@@ -144,9 +145,9 @@ class Equivalences:
         traffic = self._traffic.get(node, _NO_TRAFFIC)
         reads = tuple([i for i, operand in enumerate(operands) if operand in traffic.reads])
         leads, heavy, share = node in self._leaders, node in self.heavy, self._shares.get(node, 1.0)
-        rows, exchanges = self._kernel_rows.get(node), self._exchanges.get(node, ())
+        rows, exchanges, load = self._kernel_rows.get(node), self._exchanges.get(node, ()), node.meta.get(LOAD)
         return self._number(
-            ("operator", own.family, reads, traffic.writes, leads, share, rows, exchanges),
+            ("operator", own.family, reads, traffic.writes, leads, share, rows, exchanges, load),
             lambda: OperatorEquivalence(
                 node, (own, *self._alternatives(node, operands)), heavy, traffic, leads, share, rows, exchanges
             ),

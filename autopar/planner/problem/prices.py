@@ -19,6 +19,7 @@ from autopar.cost_models.kernel_seconds import dtype_name
 from autopar.cost_models.operator_costs import copy_seconds, element_flops, operator_seconds
 from autopar.cost_models.operator_sizes import AttentionSizes, Parts, RowSizes, Sizes, flops_of, has_sizes, sizes_of
 from autopar.cost_models.operators_attention import keys_in_window, keys_in_zigzag
+from autopar.graphs.expert_loads import busiest_part, load_of
 from autopar.graphs.kernel_groups import Traffic, bytes_moved
 from autopar.graphs.operator_names import FLOAT8_PRODUCTS, TILED_MLPS, base_name, is_causal, operator_kind, window_of
 from autopar.hardware.cluster import Cluster
@@ -33,7 +34,7 @@ from autopar.planner.routes.priced_routes import routes_of
 from autopar.planner.routes.route_table import PricedStep
 from autopar.planner.solver import FORBIDDEN
 from autopar.rules.engine import tensor_operands
-from autopar.rules.rule import RingTraffic, Rule
+from autopar.rules.rule import PAIR, RingTraffic, Rule
 
 Floats = NDArray[np.float64]
 
@@ -171,8 +172,9 @@ class Prices:
         )
         rings = self._rings(rule, strategies, np.broadcast_to(seconds, (len(strategies),)))
         seconds = seconds + rings + self._synchronisation(rule, strategies) + self._edges(node, rule, strategies)
-        if exchanges and rule.pairs:
-            seconds = seconds + self._exchanges(node, rule, strategies, exchanges)
+        if rule.pairs:
+            busiest = self._busiest(node, rule, strategies)
+            seconds = (seconds + self._exchanges(node, rule, strategies, exchanges)) * busiest
         is_replicated = np.array([[name is None for name in axes] for axes in strategies.axes])
         return np.asarray(seconds + 0.5 * (is_replicated @ self.tie_breaks), dtype=np.float64)
 
@@ -299,6 +301,18 @@ class Prices:
                     row_bytes = round(nbytes * float(fractions[strategy]) * self._ranks(own))
                     seconds[strategy] += self.collective_seconds("neighbours", own, row_bytes)
         return seconds
+
+    def _busiest(self, node: fx.Node, rule: Rule, strategies: Strategies) -> Floats:
+        """(strategies,) how many times the rows of the mean rank the busiest one has, of those that split experts."""
+        (pair,) = rule.pairs
+        rows, experts = pair.split(PAIR)
+        shares = load_of(node, rule.sizes[experts])
+        found: dict[int, float] = {}
+        for axes in strategies.axes:
+            ranks = self._ranks(_chosen(axes, {pair, experts}))
+            if ranks not in found:
+                found[ranks] = ranks * busiest_part(shares, ranks, rule.sizes[rows])
+        return np.array([found[self._ranks(_chosen(axes, {pair, experts}))] for axes in strategies.axes])
 
     def _exchanges(self, node: fx.Node, rule: Rule, strategies: Strategies, exchanges: Sequence[Message]) -> Floats:
         """(strategies,) seconds of rows that travel to their experts and back, and of putting in order what came."""

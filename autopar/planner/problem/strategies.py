@@ -266,12 +266,15 @@ def _fits(alternatives: Sequence[AxisChoice], picks: Integers, mesh: Mesh) -> Fl
 def _ranges_fit(
     alternatives: Sequence[AxisChoice], picks: Integers, part: tuple[str, int], size: int, mesh: Mesh
 ) -> Flags:
-    """Whether what pairs split beside their rows leaves no rank without, and unequal ranges over one axis at most."""
+    """Whether what pairs split beside their rows leaves no rank without, in unequal ranges over one axis at most; and
+    no axis behind them splits it alone, so that the ranks of a group hold neighbouring ranges."""
     takes = np.array([part in (c.part, None if c.beside is None else c.beside[0]) for c in alternatives])[picks]
-    paired = np.array([choice.beside is not None for choice in alternatives])[picks].any(axis=1)
+    in_pairs = np.array([choice.beside is not None for choice in alternatives])[picks]
+    paired, begun = in_pairs.any(axis=1), np.logical_or.accumulate(in_pairs, axis=1)
     cuts = np.where(takes, np.array(mesh.shape, dtype=np.int64), 1).prod(axis=1)
     fits: Flags = ~paired | (size % cuts == 0)
     fits |= (takes.sum(axis=1) == 1) & (size >= MINIMUM_UNEVEN_BLOCKS * cuts)
+    fits &= ~(begun & takes & ~in_pairs).any(axis=1)
     return fits
 
 

@@ -9,6 +9,7 @@ several stages hold.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 from torch import fx
 
@@ -47,9 +48,28 @@ def _ranks(plan: Plan) -> range:
     return range(plan.mesh.size)
 
 
+def link_bytes(program: Program, plan: Plan, cluster: Cluster) -> list[list[float]]:
+    """Bytes [from][to] between nodes in a step of a plan without stages: what a rank sends in a collective goes in
+    equal parts to the other nodes of its group. program: of one micro-batch."""
+    nodes = range(cluster.num_nodes)
+    found = [[0.0] * len(nodes) for _ in nodes]
+    for rank in _ranks(plan):
+        home = rank // cluster.devices_per_node
+        for graph in lowered_graphs(program, plan, rank):
+            for axes, sent in _sent(graph, plan.mesh, cluster):
+                others = {peer // cluster.devices_per_node for peer in _group(plan.mesh, axes, rank)} - {home}
+                for other in others:
+                    found[home][other] += plan.micro_batches * sent / len(others)
+    return found
+
+
 def collective_bytes(graph: fx.Graph, mesh: Mesh, cluster: Cluster) -> float:
     """Bytes that one rank sends to other nodes in the collectives of a lowered graph."""
-    total = 0.0
+    return sum(sent for _, sent in _sent(graph, mesh, cluster))
+
+
+def _sent(graph: fx.Graph, mesh: Mesh, cluster: Cluster) -> Iterator[tuple[list[int], float]]:
+    """The axes of every collective, and what one rank sends to other nodes in it."""
     for node in graph.nodes:
         kind = collective_of(node)
         if kind is not None:
@@ -57,8 +77,13 @@ def collective_bytes(graph: fx.Graph, mesh: Mesh, cluster: Cluster) -> float:
             group = GroupTopology.of(cluster, mesh.shape, axes)
             elements = max(math.prod(one.meta["local_shape"]) for one in (node, node.all_input_nodes[0]))
             _, across = bytes_of(kind, elements * node.meta["dtype"].itemsize, group.nodes, group.ranks_per_node)
-            total += across
-    return total
+            yield axes, across
+
+
+def _group(mesh: Mesh, axes: Sequence[int], rank: int) -> list[int]:
+    """The ranks that differ from this one along the axes only."""
+    mine, others = mesh.coordinate(rank), [axis for axis in range(len(mesh.shape)) if axis not in axes]
+    return [peer for peer in range(mesh.size) if all(mesh.coordinate(peer)[axis] == mine[axis] for axis in others)]
 
 
 def _between_stages(program: Program, plan: Plan) -> list[float]:

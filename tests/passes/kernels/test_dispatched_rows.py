@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from autopar.capture import capture
+from autopar.errors import PlanMismatchError
+from autopar.graphs.expert_loads import busiest_part
+from autopar.graphs.kernel_groups import kernel_groups
+from autopar.graphs.node_values import VARYING
 from autopar.hardware.cluster import Cluster
+from autopar.layouts.placement import Mesh
 from autopar.passes.kernels import sort_by_expert
+from autopar.passes.kernels.compilable_pieces import cut_into_pieces
 from autopar.passes.lowering import chain as lowering
 from autopar.planner.planning import make_plan
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 from autopar.request import Request
-from tests.passes.hand_plans import run_plan, tensors_of, worst
+from autopar.runtime.step.replayed_graphs import waits_for_values
+from tests.passes.hand_plans import hand_plan, picked, run_plan, tensors_of, worst
 
 WIDTH, HIDDEN, CHOSEN, BATCH, TOKENS = 8, 12, 2, 8, 4
 ROWS = BATCH * TOKENS * CHOSEN
@@ -107,15 +117,36 @@ def exchanges(program: Program, plan: Plan) -> list[fx.Node]:
     return list(graph.find_nodes(op="call_function", target=torch.ops._c10d_functional.all_to_all_single.default))
 
 
+def test_nothing_is_compiled_or_recorded_for_as_many_rows_as_come() -> None:
+    """Kernels of inductor and CUDA graphs are made for one shape."""
+    program, _ = captured(8, "even")
+    plan = planned(program, ep=4).with_(kernel_backend="inductor")
+    parts = lowering.lowered_step(program, plan, 0).stages[0].partition
+    assert parts.backward is not None
+    for module in (parts.forward, parts.backward):
+        varying = {node.name for node in module.graph.nodes if VARYING in node.meta and node.op == "call_function"}
+        products = {node.name for node in module.graph.nodes if "sorted_expert" in str(node.target)}
+        assert products <= varying, "what runs between the products does, too"
+        pieces = cut_into_pieces(module)
+        assert any(piece.compiled for piece in pieces)
+        graphs = [piece.graph_module.graph for piece in pieces if piece.compiled]
+        compiled = {node.name for graph in graphs for node in graph.nodes if node.op == "call_function"}
+        assert compiled & varying == set()
+        groups = kernel_groups(module.graph, "inductor")
+        assert all([*groups.values()].count(groups[node]) == 1 for node in groups if node.name in varying)
+    assert any(map(waits_for_values, parts.forward.graph.nodes))
+
+
 def test_rows_travel_once_each_way_and_pass() -> None:
     program, _ = captured(8, "even")
     found = exchanges(program, planned(program, ep=4))
-    rows = (ROWS // 4, WIDTH)
+    home, there = ROWS // 4, math.ceil(ROWS * busiest_part((1 / 8,) * 8, 4, ROWS))
+    assert there > home
     assert sorted(node.meta["local_shape"] for node in found) == sorted([
-        (4 * 3,), (ROWS // 4,),  # how many rows go where, and the ids of biases
-        rows, rows,  # there and back
-        rows, rows,  # so do gradients
-        (ROWS // 4, 1),  # routing weights
+        (4 * 3,), (there,),  # how many rows go where, and the ids of biases
+        (there, WIDTH), (home, WIDTH),  # there and back
+        (there, WIDTH), (home, WIDTH),  # so do gradients
+        (there, 1),  # routing weights
     ])  # fmt: skip
 
 
@@ -140,3 +171,35 @@ def test_what_goes_wrong_is_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(sort_by_expert._DispatchedLayer, "_order", order)
     assert worst(run_plan(program, planned(program, ep=4), tensors), wanted) > 1e-3
+
+
+def split_by_hand(program: Program, *axes: str) -> Plan:
+    """Products of experts split so over a 2 x 4 mesh, all else on every rank."""
+    mesh = Mesh(("outer", "inner"), (2, 4))
+    return hand_plan(program, mesh, picked(program, mesh, lambda node, rule: axes if rule.pairs else (None, None)))
+
+
+@pytest.mark.parametrize(
+    "axes", [("e", "t+e"), ("t+e", "t+e"), ("t+e", "n"), ("k", "t+e"), ("t", "t+e")], ids=" x ".join
+)
+def test_rows_travel_beside_every_other_split(axes: tuple[str, str]) -> None:
+    program, tensors = captured(8, "even")
+    wanted = run_plan(program, planned(program, dp_shard=1), tensors)
+    assert worst(run_plan(program, split_by_hand(program, *axes), tensors), wanted) < 1e-13
+
+
+def test_ranges_apart_are_refused() -> None:
+    program, tensors = captured(8, "even")
+    with pytest.raises(PlanMismatchError, match="axis 'inner' behind it must not split 'e' alone"):
+        run_plan(program, split_by_hand(program, "t+e", "e"), tensors)
+
+
+def test_a_skewed_load_costs_what_the_busiest_rank_does_and_computes_the_same() -> None:
+    program, tensors = captured(8, "one expert has all")
+    cluster = Cluster.parse("4 cpu")
+    request = Request(cluster=cluster, dims={"ep": 4}, ep="dispatch", mode="fast", with_baselines=False)
+    even, skewed = (make_plan(program, replace(request, expert_load=load)) for load in (None, {"": (1,) + (0,) * 7}))
+    assert products(even) == products(skewed) == {("t+e",)}
+    assert skewed.objective_seconds > 1.5 * even.objective_seconds
+    assert max(n.meta["local_shape"] for n in exchanges(program, skewed)) == (ROWS, WIDTH)
+    assert worst(run_plan(program, skewed, tensors), run_plan(program, even, tensors)) < 1e-13

@@ -1,0 +1,101 @@
+"""Loads: how many rows go to each expert, as a part of all, and what that makes of the busiest rank.
+
+    with_expert_load(program, {"layers.0.experts": (0.7, 0.1, 0.1, 0.1)})     the program whose products say so
+    busiest_part((0.7, 0.1, 0.1, 0.1), ranks=2, rows=4096)                    0.807: experts 0 and 1, and their luck
+
+What is said here changes prices, never values: graphs of a rank hold as many rows as the busiest rank expects, and a
+run computes with those that come.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TypeVar
+
+from torch import fx
+
+from autopar._compat import LazyGraphModule
+from autopar.graphs.graph_copies import copied
+from autopar.graphs.operator_names import base_name
+from autopar.program import MicroProgram, Program
+
+AnyProgram = TypeVar("AnyProgram", Program, MicroProgram)
+
+LOAD = "expert_load"
+"""Key in the meta of a product of experts: the part of the rows that goes to each."""
+OWN_ROWS = "own_rows"
+"""Key in the meta of a product with a block of the experts: what part of its rows has one of these."""
+PRODUCTS = ("expert_linear", "expert_outer")
+REACH, POINTS = 6.0, 64
+"""How far from the mean of the busiest rank a count is looked for, in standard deviations, and at how many points."""
+
+
+def with_expert_load(program: AnyProgram, load: Mapping[str, Sequence[float]]) -> AnyProgram:
+    """The program whose products of experts carry the load of their module; the program itself where none has one."""
+    if isinstance(program, MicroProgram):
+        return replace(program, program=with_expert_load(program.program, load),
+                       whole=with_expert_load(program.whole, load))  # fmt: skip
+    if not any(module_of(node) in load for node in expert_products(program.graph)):
+        return program
+    module = LazyGraphModule(program.graph_module, copied(program.graph))
+    for node in expert_products(module.graph):
+        if module_of(node) in load:
+            node.meta[LOAD] = tuple(load[module_of(node)])
+    return replace(program, graph_module=module)
+
+
+def expert_products(graph: fx.Graph) -> list[fx.Node]:
+    """The products of experts of a captured graph."""
+    return [n for n in graph.nodes if n.op == "call_function" and base_name(n.target) in PRODUCTS]
+
+
+def expert_counts(graph: fx.Graph) -> dict[str, int]:
+    """Module -> how many experts its products have."""
+    return {
+        module_of(node): int(node.all_input_nodes[1].meta["val"].shape[0])
+        for node in expert_products(graph)
+        if base_name(node.target) == "expert_linear"
+    }
+
+
+def module_of(node: fx.Node) -> str:
+    """The module whose call a node is part of."""
+    return str(node.meta.get("operator", "")).partition("/")[0]
+
+
+@cache
+def busiest_part(shares: tuple[float, ...], ranks: int, rows: int) -> float:
+    """The part of `rows` rows that the rank with most of them expects; experts lie in blocks, as torch.chunk cuts them.
+
+    shares: of each expert, summing to 1. Rows choose independently of each other here; those of one text do not, so
+    that real loads are less even. Counts of ranks are taken for independent normal numbers: the mean of the largest is
+    its most likely value, and the integral of how likely it is above, less that of how likely it is below.
+    """
+    block = -(-len(shares) // ranks)
+    parts = Counter(math.fsum(shares[start : start + block]) for start in range(0, len(shares), block))
+    most = max(parts)
+    spread = math.sqrt(most * (1.0 - most) / max(rows, 1))
+    if spread == 0.0 or ranks == 1:
+        return most
+    step, found = REACH * spread / POINTS, most
+    for point in range(-POINTS, POINTS):
+        at = most + (point + 0.5) * step
+        below = math.prod(_below(at, part, rows) ** count for part, count in parts.items())
+        found += step * ((1.0 - below) if at > most else -below)
+    return min(1.0, found)
+
+
+def _below(value: float, part: float, rows: int) -> float:
+    """How likely a rank that expects a part of the rows has at most `value` of them."""
+    spread = math.sqrt(part * (1.0 - part) / max(rows, 1))
+    return float(value >= part) if spread == 0.0 else 0.5 * (1.0 + math.erf((value - part) / (spread * math.sqrt(2.0))))
+
+
+def load_of(node: fx.Node, experts: int) -> tuple[float, ...]:
+    """The load that a product carries; even where it carries none."""
+    found: tuple[float, ...] = node.meta.get(LOAD, (1.0 / experts,) * experts)
+    return found
