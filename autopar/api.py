@@ -53,6 +53,7 @@ from autopar.request import LossFunction, Request
 from autopar.request.argument_types import Branch, check_arguments
 from autopar.request.axis_ways import ContextParallelism, ExpertParallelism
 from autopar.request.constraints import Recompute
+from autopar.request.expert_load import ExpertLoad
 from autopar.request.search_mode import Mode
 from autopar.rules.engine import take_rules
 from autopar.rules.learning import adopt_rules
@@ -113,6 +114,7 @@ def compile(
     kernels: Sequence[str] | None = None,
     cp: ContextParallelism | None = None,
     ep: ExpertParallelism | None = None,
+    expert_load: ExpertLoad | None = None,
     time_limit: float | None = None,
     warm_start: Plan | str | Path | None = None,
     scaler: torch.amp.GradScaler | None = None,
@@ -159,6 +161,8 @@ def compile(
         default: on GPUs those that cost less.
     cp: how attention runs over an axis `cp` of dims: "ring", "ulysses" or "gather"; default: what costs least. ep: how
         products of experts run over an axis `ep`: "dispatch", "gather" or "masked"; default: what costs least.
+    expert_load: how the rows of mixtures are dealt out to their experts, for prices: "zipf:1.2", a log of `StepLog`
+        ("run.jsonl"), or {"layers.*.experts": rows of each}; default: evenly.
     time_limit: seconds for the whole planning, whatever the mode says. Ctrl-C ends it too: the best plan so far is
         taken, with its bound. warm_start: an older Plan, or its file, to begin with.
     scaler: the GradScaler that scales the loss. Micro-batches and pipelines run backward inside the call: with it they
@@ -219,6 +223,7 @@ def compile(
         kernels=kernels,
         cp=cp,
         ep=ep,
+        expert_load=expert_load,
         time_limit=time_limit,
         warm_start=warm_start,
         with_baselines=dims is None and mesh is None,  # who pins the mesh wants to train, not to compare
@@ -278,6 +283,7 @@ def plan(
     kernels: Sequence[str] | None = None,
     cp: ContextParallelism | None = None,
     ep: ExpertParallelism | None = None,
+    expert_load: ExpertLoad | None = None,
     time_limit: float | None = None,
     warm_start: Plan | str | Path | None = None,
 ) -> Plan:
@@ -311,6 +317,7 @@ def plan(
         kernels=kernels,
         cp=cp,
         ep=ep,
+        expert_load=expert_load,
         time_limit=time_limit,
         warm_start=warm_start,
     )

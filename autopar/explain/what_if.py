@@ -30,6 +30,7 @@ from autopar.request import LossFunction, Request
 from autopar.request.argument_types import Branch
 from autopar.request.axis_ways import ContextParallelism, ExpertParallelism
 from autopar.request.constraints import Recompute
+from autopar.request.expert_load import ExpertLoad
 from autopar.request.search_mode import Mode
 
 
@@ -85,6 +86,7 @@ class Planner:
         kernels: Sequence[str] | None = None,
         cp: ContextParallelism | None = None,
         ep: ExpertParallelism | None = None,
+        expert_load: ExpertLoad | None = None,
         mode: Mode = "default",
         time_limit: float | None = None,
         warm_start: Plan | str | Path | None = None,
@@ -108,6 +110,7 @@ class Planner:
             kernels=kernels,
             cp=cp,
             ep=ep,
+            expert_load=expert_load,
             mode=mode,
             time_limit=time_limit,
             warm_start=warm_start or self._last,
