@@ -87,7 +87,7 @@ def planning_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         "mesh": parse_mesh(options["mesh"]),
         "dims": parse_dims(options["dims"]),
         "constraints": parse_constraints(options["constraints"]),
-        **{name: options[name] for name in _AS_GIVEN},
+        **{name: options.get(name) for name in _AS_GIVEN},  # files name the ways of axes and loads only where asked
     }
 
 

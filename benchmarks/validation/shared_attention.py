@@ -22,7 +22,7 @@ from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.device_curves import DeviceCurves, device_curves, physics_curves, shared_curves
 from autopar.hardware.devices import preset_device
-from autopar.request.context_parallelism import ContextParallelism
+from autopar.request.axis_ways import ContextParallelism
 from benchmarks.validation.fields import Row, Unpredictable
 from benchmarks.validation.rows_attention import GPU, RANKS, Shared, shared_of
 from benchmarks.validation.schemas import Predicted, Schema, Tier

@@ -84,7 +84,7 @@ def test_a_block_of_the_experts_works_on_its_own_rows_only() -> None:
     call = value(
         graph.call_function(torch.ops.autopar.sorted_expert_linear.default, (rows, weights, counts, False)), 1024, 256
     )
-    call.meta["num_experts"] = 8
+    call.meta["own_rows"] = 2 / 8
     graph.output((call,))
     actions(graph, "eager")
     found = local_sizes(call, "cuda")
