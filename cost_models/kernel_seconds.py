@@ -31,6 +31,7 @@ from autopar.cost_models.operator_sizes import (
 )
 from autopar.cost_models.operators_attention import pairs_in_blocks
 from autopar.cost_models.sustained import AttentionKernel
+from autopar.graphs.expert_loads import OWN_ROWS
 from autopar.graphs.kernel_groups import Traffic, bytes_moved
 from autopar.graphs.operator_names import (
     LINEAR_LOSSES,
@@ -97,8 +98,8 @@ def local_sizes(node: fx.Node, kind: str) -> Sizes | None:
         return None
     operands = [tuple(operand.meta["val"].shape) for operand in tensor_operands(node)]
     result = tuple(_values(node)[0].shape)
-    if "own_rows" in node.meta:  # a block of the experts works on its own rows only
-        own = max(1, round(operands[0][0] * node.meta["own_rows"]))
+    if OWN_ROWS in node.meta:  # a block of the experts works on its own rows only
+        own = max(1, round(operands[0][0] * node.meta[OWN_ROWS]))
         operands = [(own, *shape[1:]) if shape[0] == operands[0][0] else shape for shape in operands]
     sizes = sizes_of(name, operands, result, whole(len(operands)), is_causal(node))
     window = window_of(node)

@@ -86,7 +86,8 @@ def plan(
     with progress_line(options["time_limit"], verbose):
         module, inputs = load_model(model, options["batch"], options["seq"], values=options["branches"] is not None)
         found = make_plan(module, inputs, **asked)
-    found = found.with_(question={**found.question, **question})
+    load = found.question.get("expert_load")  # in numbers: the log that was read may change
+    found = found.with_(question={**found.question, **question, "expert_load": load})
     if output is not None:
         found.save(output)
     print_plan(found, as_json, verbose, what_became_of(output))

@@ -142,11 +142,9 @@ class _Counter:
         exchanges = equivalence.exchanges if isinstance(equivalence, OperatorEquivalence) else ()
         rule = self.built.rules.get(node)
         over = () if rule is None else tuple(a for a, name in enumerate(strategies.axes[label]) if name in rule.pairs)
-        if over and exchanges:
-            parts = self.prices.exchanged_parts(node, strategies, exchanges)
-            for message, part in zip(exchanges, parts, strict=True):
-                seconds = self.prices.exchange_seconds(over, message.nbytes * float(part[label]))
-                yield "all_to_all", self._names(over), seconds
+        if rule is not None and over:
+            for seconds in self.prices.exchanged(node, rule, strategies, exchanges):
+                yield "all_to_all", self._names(over), float(seconds[label])
 
     def _ring(
         self, node: fx.Node, variable: Variable, label: int, seconds: float

@@ -1,7 +1,7 @@
 """Loads: how many rows go to each expert, as a part of all, and what that makes of the busiest rank.
 
     with_expert_load(program, {"layers.0.experts": (0.7, 0.1, 0.1, 0.1)})     the program whose products say so
-    busiest_part((0.7, 0.1, 0.1, 0.1), ranks=2, rows=4096)                    0.807: experts 0 and 1, and their luck
+    busiest_part((0.25, 0.25, 0.25, 0.25), ranks=2, rows=4096)                0.504: half of them, and its luck
 
 What is said here changes prices, never values: graphs of a rank hold as many rows as the busiest rank expects, and a
 run computes with those that come.
@@ -72,8 +72,9 @@ def busiest_part(shares: tuple[float, ...], ranks: int, rows: int) -> float:
     """The part of `rows` rows that the rank with most of them expects; experts lie in blocks, as torch.chunk cuts them.
 
     shares: of each expert, summing to 1. Rows choose independently of each other here; those of one text do not, so
-    that real loads are less even. Counts of ranks are taken for independent normal numbers: the mean of the largest is
-    its most likely value, and the integral of how likely it is above, less that of how likely it is below.
+    that real loads are less even. Counts of ranks are taken for independent normal numbers. The mean of their largest
+    is the largest mean, plus the integral, over all values above it, of how likely one of them is larger, less that,
+    over all values below, of how likely none is.
     """
     block = -(-len(shares) // ranks)
     parts = Counter(math.fsum(shares[start : start + block]) for start in range(0, len(shares), block))

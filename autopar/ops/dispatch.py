@@ -72,7 +72,7 @@ def _(
     return torch.empty_like(expert_ids), torch.empty_like(expert_ids), expert_ids.new_empty(ranks * (block + 1))
 
 
-def row_sizes(counts: Tensor, table: Tensor, ranks: int, experts: int = 0, module: str = "") -> Tensor:
+def row_sizes(counts: Tensor, table: Tensor, ranks: int, experts: int, module: str) -> Tensor:
     """Rows that go to every rank, and that come from it (2, ranks), on the host; counts, table: of `dispatch_order`,
     and what the others sent of theirs. Waits for the device. experts: of the group, and module: whose these are, for
     `counted_rows`."""

@@ -7,7 +7,7 @@
              gather    rows stay where they are; every rank gathers the weights of all experts
              masked    experts are split; every rank has all rows, and those of other experts are zero
 
-Without a word the planner takes what is cheapest, for every attention and every product of experts of its own.
+Without a word the planner takes what is cheapest: for every attention of its own, for all products of experts together.
 """
 
 from __future__ import annotations

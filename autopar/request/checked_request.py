@@ -23,7 +23,7 @@ from autopar.request.argument_types import ARGUMENT_TYPES, Branch, check_argumen
 from autopar.request.axis_ways import ContextParallelism, ExpertParallelism, check_ways
 from autopar.request.constraints import Recompute, check_recompute, parse_constraints
 from autopar.request.equal_bits import check_equal_bits
-from autopar.request.expert_load import ExpertLoad, check_expert_load
+from autopar.request.expert_load import ExpertLoad, check_expert_load, said_load
 from autopar.request.kernel_kinds import check_kernels
 from autopar.request.memory_limit import budget
 from autopar.request.mesh_axes import check_axes
@@ -111,7 +111,7 @@ class Request:
             **({} if self.kernels is None else {"kernels": list(self.kernels)}),
             **({} if self.cp is None else {"cp": self.cp}),
             **({} if self.ep is None else {"ep": self.ep}),
-            **({} if self.expert_load is None else {"expert_load": self.expert_load}),
+            **({} if self.expert_load is None else {"expert_load": said_load(self.expert_load)}),
             "schedule": self.schedule,
             "deterministic": self.deterministic,
             "constraints": None if self.constraints is None else str(self.constraints),

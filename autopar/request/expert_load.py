@@ -42,6 +42,13 @@ def check_expert_load(load: object) -> None:
             )
 
 
+def said_load(load: ExpertLoad) -> str | dict[str, list[float]]:
+    """A load by its numbers, as JSON values: a log may say others tomorrow."""
+    if isinstance(load, str):
+        return _logged(load) if load.endswith(LOG) else load
+    return {name: [float(count) for count in counts] for name, counts in load.items()}
+
+
 def load_shares(load: ExpertLoad | None, modules: Mapping[str, int]) -> dict[str, tuple[float, ...]]:
     """Module -> the part of its rows that each of its experts gets, of those of which something is said.
 

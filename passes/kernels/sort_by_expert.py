@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.graphs.expert_loads import module_of
 from autopar.graphs.node_values import VARYING, VIEWS
 from autopar.layouts.placement import Partial, Shard
 from autopar.ops import dispatch, experts
@@ -45,10 +46,11 @@ _ours = torch.ops.autopar
 _LINEAR = frozenset({_ours.expert_linear.default, experts.block_expert_linear, experts.dispatched_expert_linear})
 _OUTER = frozenset({_ours.expert_outer.default, experts.block_expert_outer, experts.dispatched_expert_outer})
 _ROUNDING = 1e-6
+"""Of a row: so much above a whole number is what floats add."""
 _COPIES = frozenset({_aten.reshape.default, _aten.clone.default})
 
 
-def sort_by_expert(graph: fx.Graph, axis_names: Sequence[str] = ()) -> None:
+def sort_by_expert(graph: fx.Graph, axis_names: Sequence[str]) -> None:
     """Rewrite every expert product of a lowered graph, in place; what nobody reads any more stays.
 
     axis_names: of the mesh, over which rows may travel.
@@ -258,8 +260,7 @@ class _DispatchedLayer(_Layer):
         )
         equal = [there.block + 1] * there.ranks
         table = self._sent(counts, (equal, equal), buckets, behind, first)
-        module = str(first.meta.get("operator", "")).partition("/")[0]
-        said = (counts, table, there.ranks, there.experts, module)
+        said = (counts, table, there.ranks, there.experts, module_of(first))
         self._sizes = self._insert(behind, dispatch.row_sizes, said, first)
         self._sizes.meta |= {"local_shape": (2, there.ranks), "dtype": torch.int64, VARYING: True}
         arguments, shapes = (table, self._sizes, there.ranks, held), (there_rows, there_rows, (held,))

@@ -204,9 +204,10 @@ def _pair_problem(
         if dims is not None and shape is not None
     ]
     parts: dict[str, set[int]] = {name: set() for name in choice.split(PAIR)}
-    alone = [mesh.axis_names[inner] for inner, name in enumerate(entry.axes) if inner > axis and name in [*parts][1:]]
-    if alone:
-        return f"axis {alone[0]!r} behind it must not split {[*parts][1]!r} alone: its ranks would hold ranges apart"
+    _, beside = parts
+    behind = [(mesh.axis_names[i], mesh.shape[i]) for i, name in enumerate(entry.axes) if i > axis and name == beside]
+    if alone := [name for name, size in behind if size > 1]:
+        return f"axis {alone[0]!r} behind it must not split {beside!r} alone: its ranks would hold ranges apart"
     for kind, index, dims, layout, shape in tensors:
         name, dim = next((n, d) for n in parts for d, names in enumerate(dims) if n in names)
         part = _part(rule, name, dims, dim, layout, axis, shape, mesh)

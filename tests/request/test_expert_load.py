@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autopar.errors import ConfigurationError
-from autopar.request.expert_load import ExpertLoad, check_expert_load, load_shares
+from autopar.request.expert_load import ExpertLoad, check_expert_load, load_shares, said_load
 
 MODULES = {"layers.0.experts": 4, "layers.1.experts": 4, "head.experts": 2}
 
@@ -82,3 +82,15 @@ def test_a_file_without_loads_says_why(text: str, words: str, tmp_path: Path) ->
     log.write_text(text)
     with pytest.raises(ConfigurationError, match=words):
         check_expert_load(str(log))
+
+
+def test_a_question_holds_the_numbers_of_a_log(tmp_path: Path) -> None:
+    """Plans are kept under their question, and the same file may say something else later."""
+    log = tmp_path / "run.jsonl"
+    said = []
+    for rows in ([3, 1], [1, 3]):
+        log.write_text(json.dumps({"expert_rows": {"head.experts": rows}}))
+        said.append(said_load(str(log)))
+    assert said == [{"head.experts": [3.0, 1.0]}, {"head.experts": [1.0, 3.0]}]
+    assert said_load("zipf:2") == "zipf:2"
+    assert said_load({"head.experts": (2, 1)}) == {"head.experts": [2.0, 1.0]}

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from autopar.cost_models.kernel_seconds import KernelPrices
+from autopar.graphs.expert_loads import OWN_ROWS
 from autopar.graphs.kernel_groups import Traffic, group_reads_writes, kernel_groups
 from autopar.graphs.node_values import is_backward
 from autopar.graphs.operator_names import is_causal, window_of
@@ -95,7 +96,7 @@ class _Price:
         key = tuple(
             (
                 node.target, _forms(node), tuple(map(_forms, node.all_input_nodes)), tuple(map(_forms, traffic.reads)),
-                traffic.writes, is_causal(node), window_of(node), node.meta.get("own_rows"),
+                traffic.writes, is_causal(node), window_of(node), node.meta.get(OWN_ROWS),
             )
             for node, traffic in kernel
         )  # fmt: skip

@@ -17,14 +17,17 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from autopar.graphs.expert_loads import expert_products
 from autopar.graphs.operator_names import base_name
-from autopar.passes.kernels.graph_patterns import dtype_of, shape_of
+from autopar.passes.kernels.graph_patterns import shape_of
 from autopar.passes.kernels.ordered_rows import OrderedRows, viewed
 from autopar.passes.kernels.row_wise import RowWise
+from autopar.planner.problem.graph_operators import value_bytes
 from autopar.program import Program
 from autopar.rules.engine import tensor_operands
 
 COUNT_BYTES = 8
+"""Of the number of rows that go to an expert, an int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +42,8 @@ class Message:
 def expert_exchanges(program: Program) -> dict[fx.Node, tuple[Message, ...]]:
     """Product of experts -> what it exchanges with the ranks over which rows and experts are split alike."""
     layers: dict[object, list[fx.Node]] = {}
-    for node in program.graph.nodes:
-        if node.op == "call_function" and base_name(node.target) in ("expert_linear", "expert_outer"):
-            layers.setdefault(viewed(tensor_operands(node)[-1]), []).append(node)
+    for node in expert_products(program.graph):
+        layers.setdefault(viewed(tensor_operands(node)[-1]), []).append(node)
     every = [product for products in layers.values() for product in products]
     found: dict[fx.Node, tuple[Message, ...]] = {}
     for products in layers.values():
@@ -67,14 +69,7 @@ def _of_layer(products: list[fx.Node], every: list[fx.Node]) -> Mapping[fx.Node,
             if not rows.is_ordered(operand) and key not in entered:
                 entered.add(key)
                 reader = tensor_operands(last).index(operand) if node is last else len(tensor_operands(last)) - 1
-                found[last].append(Message(_bytes(operand), reader))
+                found[last].append(Message(value_bytes(operand), reader))
         if rows.is_ordered(node) and any(not rows.reads(user, node) for user in node.users):
-            found[last].append(Message(_bytes(node), -1 if base_name(last.target) == "expert_linear" else 0))
+            found[last].append(Message(value_bytes(node), -1 if base_name(last.target) == "expert_linear" else 0))
     return {product: tuple(messages) for product, messages in found.items()}
-
-
-def _bytes(node: fx.Node) -> int:
-    size = dtype_of(node).itemsize
-    for length in shape_of(node):
-        size *= length
-    return size

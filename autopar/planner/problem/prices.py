@@ -6,7 +6,7 @@ The planner's Problem and the prediction of a plan ask the same object, so they 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
@@ -173,8 +173,8 @@ class Prices:
         rings = self._rings(rule, strategies, np.broadcast_to(seconds, (len(strategies),)))
         seconds = seconds + rings + self._synchronisation(rule, strategies) + self._edges(node, rule, strategies)
         if rule.pairs:
-            busiest = self._busiest(node, rule, strategies)
-            seconds = (seconds + self._exchanges(node, rule, strategies, exchanges)) * busiest
+            seconds = seconds * self._busiest(node, rule, strategies)
+            seconds = sum(self.exchanged(node, rule, strategies, exchanges), start=seconds)
         is_replicated = np.array([[name is None for name in axes] for axes in strategies.axes])
         return np.asarray(seconds + 0.5 * (is_replicated @ self.tie_breaks), dtype=np.float64)
 
@@ -306,28 +306,35 @@ class Prices:
         """(strategies,) how many times the rows of the mean rank the busiest one has, of those that split experts."""
         (pair,) = rule.pairs
         rows, experts = pair.split(PAIR)
-        shares = load_of(node, rule.sizes[experts])
-        found: dict[int, float] = {}
-        for axes in strategies.axes:
-            ranks = self._ranks(_chosen(axes, {pair, experts}))
-            if ranks not in found:
-                found[ranks] = ranks * busiest_part(shares, ranks, rule.sizes[rows])
-        return np.array([found[self._ranks(_chosen(axes, {pair, experts}))] for axes in strategies.axes])
+        shares, own_rows = load_of(node, rule.sizes[experts]), self._row_parts(node, strategies) * rule.sizes[rows]
+        found = []
+        for axes, own in zip(strategies.axes, own_rows, strict=True):
+            ranks, group = self._ranks(_chosen(axes, {pair, experts})), self._ranks(_chosen(axes, {pair}))
+            found.append(ranks * busiest_part(shares, ranks, round(own * group)))
+        return np.array(found)
 
-    def _exchanges(self, node: fx.Node, rule: Rule, strategies: Strategies, exchanges: Sequence[Message]) -> Floats:
-        """(strategies,) seconds of rows that travel to their experts and back, and of putting in order what came."""
-        seconds = np.zeros(len(strategies))
-        for message, parts in zip(exchanges, self.exchanged_parts(node, strategies, exchanges), strict=True):
+    def _row_parts(self, node: fx.Node, strategies: Strategies) -> Floats:
+        """(strategies,) the part of the rows of a product of experts that a rank holds before they travel."""
+        return self.fractions(strategies.inputs[-1], shape_of(*value_of(tensor_operands(node)[-1])))
+
+    def exchanged(
+        self, node: fx.Node, rule: Rule, strategies: Strategies, exchanges: Sequence[Message]
+    ) -> Iterator[Floats]:
+        """Per message (strategies,) seconds on the busiest rank, where rows travel to their experts or back, with those
+        of putting in order what came."""
+        if not exchanges or not rule.pairs:
+            return
+        busiest = self._busiest(node, rule, strategies)
+        for message, parts in zip(exchanges, self._exchanged_parts(node, strategies, exchanges), strict=True):
+            seconds = np.zeros(len(strategies))
             for strategy, axes in enumerate(strategies.axes):
                 if own := _chosen(axes, rule.pairs):
-                    seconds[strategy] += self.exchange_seconds(own, message.nbytes * float(parts[strategy]))
-        return seconds
+                    nbytes = message.nbytes * float(parts[strategy])
+                    copied = float(copy_seconds(self.cluster.device, nbytes))
+                    seconds[strategy] = self.collective_seconds("all_to_all", own, nbytes) + copied
+            yield seconds * busiest
 
-    def exchange_seconds(self, axes: tuple[int, ...], nbytes: float) -> float:
-        """Rows of `nbytes` on every rank of a group that change places."""
-        return self.collective_seconds("all_to_all", axes, nbytes) + float(copy_seconds(self.cluster.device, nbytes))
-
-    def exchanged_parts(self, node: fx.Node, strategies: Strategies, exchanges: Sequence[Message]) -> list[Floats]:
+    def _exchanged_parts(self, node: fx.Node, strategies: Strategies, exchanges: Sequence[Message]) -> list[Floats]:
         """Per message (strategies,) the part of it that a rank sends."""
         operands, result = tensor_operands(node), strategies.outputs[0]
         found = []

@@ -15,13 +15,12 @@ from dataclasses import replace
 from typing import Any
 
 from autopar.errors import AutoparError
-from autopar.graphs.operator_names import base_name
+from autopar.graphs.expert_loads import expert_counts
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.solver.solution import relative_gap
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.parallelism import expert_way
 from autopar.plans.plan_text import format_seconds
-from autopar.program import Program
 from autopar.request.axis_ways import EXPERT_WAYS, ExpertParallelism
 from autopar.request.mesh_axes import EXPERT_AXIS
 
@@ -31,7 +30,8 @@ log = logging.getLogger(__name__)
 def planned_in_every_expert_way(search: Callable[[Query], Plan], dims: Mapping[str, Any] | None, query: Query) -> Plan:
     """The plan that a search finds for named axes; over an axis `ep` for which no way was asked, the one of the way
     whose step is shortest. Raises what the search of the first way raises where none has a plan."""
-    if query.constraints.ep is not None or (dims or {}).get(EXPERT_AXIS, 1) == 1 or not _has_experts(query.program):
+    is_named = (dims or {}).get(EXPERT_AXIS, 1) != 1  # -1 fills
+    if query.constraints.ep is not None or not is_named or not expert_counts(query.program.graph):
         return search(query)
     found: dict[ExpertParallelism, Plan] = {}
     first: AutoparError | None = None
@@ -49,10 +49,6 @@ def planned_in_every_expert_way(search: Callable[[Query], Plan], dims: Mapping[s
     if first is not None and not found:
         raise first
     return _shortest(found)
-
-
-def _has_experts(program: Program) -> bool:
-    return any(base_name(node.target) == "expert_linear" for node in program.graph.nodes if node.op == "call_function")
 
 
 def _shortest(found: Mapping[ExpertParallelism, Plan]) -> Plan:
