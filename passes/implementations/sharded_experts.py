@@ -71,7 +71,7 @@ def _dispatch(context: LocalContext, num_experts: int, layout: Layout) -> Dispat
     shares = tuple(share / max(math.fsum(own), 1e-30) for share in own)
     replicated = tuple(one for one in replicated_of(context.node) if start <= one < start + count)
     rows = math.prod(sizes) * int(context.input_shape(len(context.plan.inputs) - 1, _ids_shape(context))[0])
-    computed, received = busiest_rows(shares, [one - start for one in replicated], math.prod(sizes), rows)
+    busiest = busiest_rows(shares, [one - start for one in replicated], math.prod(sizes), rows)
     return Dispatch(
         start=start,
         experts=count,
@@ -80,8 +80,9 @@ def _dispatch(context: LocalContext, num_experts: int, layout: Layout) -> Dispat
         position=sum(at * math.prod(sizes[i + 1 :]) for i, at in enumerate(group)),
         group="+".join(names),
         replicated=replicated,
-        busiest=math.prod(sizes) * computed,
-        travels=received / max(computed, 1e-30),
+        busiest=math.prod(sizes) * busiest.computed,
+        travels=busiest.received / max(busiest.computed, 1e-30),
+        fullest=math.prod(sizes) * busiest.fullest,
     )
 
 

@@ -312,7 +312,7 @@ class Prices:
         for axes, own in zip(strategies.axes, own_rows, strict=True):
             ranks, group = self._ranks(_chosen(axes, {pair, experts})), self._ranks(_chosen(axes, {pair}))
             replicated = replicated_of(node) if group > 1 else ()
-            found.append(np.multiply(ranks, busiest_rows(shares, replicated, ranks, round(own * group))))
+            found.append(np.multiply(ranks, busiest_rows(shares, replicated, ranks, round(own * group))[:2]))
         return np.array(found).T
 
     def _row_parts(self, node: fx.Node, strategies: Strategies) -> Floats:
