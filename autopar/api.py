@@ -115,6 +115,7 @@ def compile(
     cp: ContextParallelism | None = None,
     ep: ExpertParallelism | None = None,
     expert_load: ExpertLoad | None = None,
+    expert_capacity: float | None = None,
     time_limit: float | None = None,
     warm_start: Plan | str | Path | None = None,
     scaler: torch.amp.GradScaler | None = None,
@@ -161,6 +162,8 @@ def compile(
         default: on GPUs those that cost less.
     cp: how attention runs over an axis `cp` of dims: "ring", "ulysses" or "gather"; default: what costs least. ep: how
         products of experts run over an axis `ep`: "dispatch", "gather" or "masked"; default: what costs least.
+        Or "capacity", which drops rows: expert_capacity: how many times its even share of a rank's rows an expert takes
+        (1.25).
     expert_load: how the rows of mixtures are dealt out to their experts, for prices: "zipf:1.2", a log of `StepLog`
         ("run.jsonl"), or {"layers.*.experts": rows of each}; default: evenly.
     time_limit: seconds for the whole planning, whatever the mode says. Ctrl-C ends it too: the best plan so far is
@@ -224,6 +227,7 @@ def compile(
         cp=cp,
         ep=ep,
         expert_load=expert_load,
+        expert_capacity=expert_capacity,
         time_limit=time_limit,
         warm_start=warm_start,
         with_baselines=dims is None and mesh is None,  # who pins the mesh wants to train, not to compare
@@ -284,6 +288,7 @@ def plan(
     cp: ContextParallelism | None = None,
     ep: ExpertParallelism | None = None,
     expert_load: ExpertLoad | None = None,
+    expert_capacity: float | None = None,
     time_limit: float | None = None,
     warm_start: Plan | str | Path | None = None,
 ) -> Plan:
@@ -318,6 +323,7 @@ def plan(
         cp=cp,
         ep=ep,
         expert_load=expert_load,
+        expert_capacity=expert_capacity,
         time_limit=time_limit,
         warm_start=warm_start,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TypeVar
@@ -36,15 +36,22 @@ REACH, POINTS = 6.0, 64
 
 def with_expert_load(program: AnyProgram, load: Mapping[str, Sequence[float]]) -> AnyProgram:
     """The program whose products of experts carry the load of their module; the program itself where none has one."""
+    loads = {module: tuple(shares) for module, shares in load.items()}
+    return with_said_of_experts(program, LOAD, lambda node: loads.get(module_of(node)))
+
+
+def with_said_of_experts(program: AnyProgram, key: str, said: Callable[[fx.Node], object]) -> AnyProgram:
+    """The program whose products of experts have in their meta what is said of them; the program itself where nothing
+    is (None)."""
     if isinstance(program, MicroProgram):
-        return replace(program, program=with_expert_load(program.program, load),
-                       whole=with_expert_load(program.whole, load))  # fmt: skip
-    if not any(module_of(node) in load for node in expert_products(program.graph)):
+        return replace(program, program=with_said_of_experts(program.program, key, said),
+                       whole=with_said_of_experts(program.whole, key, said))  # fmt: skip
+    if all(said(node) is None for node in expert_products(program.graph)):
         return program
     module = LazyGraphModule(program.graph_module, copied(program.graph))
     for node in expert_products(module.graph):
-        if module_of(node) in load:
-            node.meta[LOAD] = tuple(load[module_of(node)])
+        if (value := said(node)) is not None:
+            node.meta[key] = value
     return replace(program, graph_module=module)
 
 

@@ -26,7 +26,8 @@ from torch import Tensor
 class Dispatch(NamedTuple):
     """Where experts are: the group holds `experts` of them from `start` on, each of its `ranks` `block`, the last one
     what is left; position: of this rank in the group; busiest: how many times as many rows as the mean rank the one
-    with most of them expects, which is said of shapes and computes nothing."""
+    with most of them expects, which is said of shapes and computes nothing; places: how many rows every rank sends to
+    every expert (`capped_rows.py`), None: as many as it has."""
 
     start: int
     experts: int
@@ -35,6 +36,7 @@ class Dispatch(NamedTuple):
     position: int
     group: str
     busiest: float = 1.0
+    places: int | None = None
 
 
 _counters: list[dict[str, list[Tensor]]] = []
@@ -58,7 +60,12 @@ def dispatch_order(
     expert = expert_ids - start
     travels = (expert >= 0) & (expert < num_experts)
     keys = torch.where(travels, expert + expert.div(block, rounding_mode="floor"), position * (block + 1) + block)
-    counts = torch.zeros(ranks * (block + 1), dtype=torch.int64, device=keys.device)
+    return sorted_by(keys, ranks * (block + 1))
+
+
+def sorted_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Order of the rows (T,) by their keys, numbers below `count`; place of every row in it (T,); rows per key."""
+    counts = torch.zeros(count, dtype=torch.int64, device=keys.device)
     counts.scatter_add_(0, keys, torch.ones_like(keys))
     order = keys.argsort(stable=True)
     places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))

@@ -15,6 +15,7 @@ from dataclasses import fields
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, format_layout
 from autopar.nearest_name import did_you_mean
+from autopar.plans.capacity_factor import check_expert_capacity
 from autopar.plans.logical_shards import is_power_of_two
 from autopar.plans.plan_value import (
     DEFAULT_IMPLEMENTATION,
@@ -56,6 +57,7 @@ def check_plan(plan: PlanValue) -> None:
     if plan.pipeline is not None:
         check_pipeline(plan, plan.pipeline)
     _check_shards(plan)
+    check_expert_capacity(plan.question.get("ep"), plan.question.get("expert_capacity"))
     problem = next(_all_problems(plan), None)
     if problem is not None:
         raise ConfigurationError(problem)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from autopar.hardware.cluster import Cluster
+from autopar.plans.capacity_factor import check_expert_capacity
 from autopar.plans.logical_shards import Deterministic
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import ParameterPlan
@@ -74,6 +75,7 @@ class Request:
     cp: ContextParallelism | None = None
     ep: ExpertParallelism | None = None
     expert_load: ExpertLoad | None = None
+    expert_capacity: float | None = None
     time_limit: float | None = None
     warm_start: Plan | str | Path | None = None
     with_baselines: bool = True
@@ -89,6 +91,7 @@ class Request:
         check_kernels(self.kernels)
         check_ways(self.dims, cp=self.cp, ep=self.ep)
         check_expert_load(self.expert_load)
+        check_expert_capacity(self.ep, self.expert_capacity)
         if self.recompute is not None:
             check_recompute(self.recompute, "the plan")
         check_equal_bits(
@@ -112,6 +115,7 @@ class Request:
             **({} if self.cp is None else {"cp": self.cp}),
             **({} if self.ep is None else {"ep": self.ep}),
             **({} if self.expert_load is None else {"expert_load": said_load(self.expert_load)}),
+            **({} if self.expert_capacity is None else {"expert_capacity": self.expert_capacity}),
             "schedule": self.schedule,
             "deterministic": self.deterministic,
             "constraints": None if self.constraints is None else str(self.constraints),

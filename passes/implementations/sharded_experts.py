@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import fx
 
+from autopar.graphs.expert_capacity import capacity_of, places_per_expert
 from autopar.graphs.expert_loads import OWN_ROWS, busiest_part, load_of
 from autopar.layouts.placement import Layout, Replicate, Shard, local_shape, local_start
 from autopar.ops import experts
@@ -57,18 +58,19 @@ def _dispatch(context: LocalContext, num_experts: int, layout: Layout) -> Dispat
     axes = context.axes_of(frozenset(name for name in context.plan.axes if name is not None and PAIR in name))
     group = tuple(context.coordinate[axis] for axis in axes)
     sizes = [context.mesh.shape[axis] for axis in axes]
-    held = []
+    held, rows = [], [0]
     for place in itertools.product(*map(range, sizes)):
         coordinate = list(context.coordinate)
         for axis, at in zip(axes, place, strict=True):
             coordinate[axis] = at
         (number,) = local_shape((num_experts,), _of_dim(layout), context.mesh, coordinate)
         held.append((local_start(num_experts, _of_dim(layout), 0, context.mesh, coordinate), number))
+        rows += local_shape(_ids_shape(context), context.plan.inputs[-1], context.mesh, coordinate)
     names = tuple(context.mesh.axis_names[axis] for axis in axes)
     start, block = held[0]
     own = load_of(context.node, num_experts)[start : start + sum(number for _, number in held)]
     shares = tuple(share / max(math.fsum(own), 1e-30) for share in own)
-    rows = math.prod(sizes) * int(context.input_shape(len(context.plan.inputs) - 1, _ids_shape(context))[0])
+    most, capacity = max(rows), capacity_of(context.node)
     return Dispatch(
         start=start,
         experts=sum(number for _, number in held),
@@ -76,7 +78,8 @@ def _dispatch(context: LocalContext, num_experts: int, layout: Layout) -> Dispat
         ranks=math.prod(sizes),
         position=sum(at * math.prod(sizes[i + 1 :]) for i, at in enumerate(group)),
         group="+".join(names),
-        busiest=math.prod(sizes) * busiest_part(shares, math.prod(sizes), rows),
+        busiest=math.prod(sizes) * busiest_part(shares, math.prod(sizes), math.prod(sizes) * most),
+        places=None if capacity is None else places_per_expert(most, num_experts, capacity),
     )
 
 

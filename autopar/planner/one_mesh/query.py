@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autopar.errors import ConfigurationError
+from autopar.graphs.expert_capacity import with_expert_capacity
 from autopar.graphs.expert_loads import expert_counts, with_expert_load
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
@@ -89,8 +90,9 @@ class Query:
         kernels = cheaper_kernels(program, backend, cluster.device) if request.kernels is None else request.kernels
         program = with_kernels(program, kernels)
         load = load_shares(request.expert_load, expert_counts(program.graph))
-        program = with_expert_load(program, load)
-        recapture = None if recapture is None else RecaptureWithKernels(recapture, tuple(kernels), load)
+        capacity = request.expert_capacity
+        program = with_expert_capacity(with_expert_load(program, load), capacity)
+        recapture = None if recapture is None else RecaptureWithKernels(recapture, tuple(kernels), load, capacity)
         constraints = parse_constraints(request.constraints, request.parameter_layouts)
         constraints = replace(constraints, cp=request.cp, ep=request.ep)
         factorisation = kept.factorisations.recall(program, lambda: Factorisation(program))

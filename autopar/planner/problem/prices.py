@@ -19,6 +19,7 @@ from autopar.cost_models.kernel_seconds import dtype_name
 from autopar.cost_models.operator_costs import copy_seconds, element_flops, operator_seconds
 from autopar.cost_models.operator_sizes import AttentionSizes, Parts, RowSizes, Sizes, flops_of, has_sizes, sizes_of
 from autopar.cost_models.operators_attention import keys_in_window, keys_in_zigzag
+from autopar.graphs.expert_capacity import capacity_of, places_per_expert
 from autopar.graphs.expert_loads import busiest_part, load_of
 from autopar.graphs.kernel_groups import Traffic, bytes_moved
 from autopar.graphs.operator_names import FLOAT8_PRODUCTS, TILED_MLPS, base_name, is_causal, operator_kind, window_of
@@ -307,10 +308,14 @@ class Prices:
         (pair,) = rule.pairs
         rows, experts = pair.split(PAIR)
         shares, own_rows = load_of(node, rule.sizes[experts]), self._row_parts(node, strategies) * rule.sizes[rows]
-        found = []
+        found, capacity = [], capacity_of(node)
         for axes, own in zip(strategies.axes, own_rows, strict=True):
             ranks, group = self._ranks(_chosen(axes, {pair, experts})), self._ranks(_chosen(axes, {pair}))
-            found.append(ranks * busiest_part(shares, ranks, round(own * group)))
+            if capacity is None or group == 1:
+                found.append(ranks * busiest_part(shares, ranks, round(own * group)))
+            else:
+                each, blocks = places_per_expert(round(own), len(shares), capacity), -(-len(shares) // ranks)
+                found.append(ranks * blocks * each / own)
         return np.array(found)
 
     def _row_parts(self, node: fx.Node, strategies: Strategies) -> Floats:
