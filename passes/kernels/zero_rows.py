@@ -135,6 +135,6 @@ class _Zeros:
 
     def _is_zero(self, operand: fx.Node, reader: fx.Node, zero: set[fx.Node]) -> bool:
         if str(operand.target) in _CONSTANTS:
-            return operand.args[-1] == 0
+            return bool(operand.args[-1] == 0)
         arrives = operand in self.rows.operands(reader) and not self.rows.is_ordered(operand)
         return operand in zero or (arrives and zero is self.added)
