@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from autopar.graphs.expert_loads import OWN_ROWS, busiest_part, load_of
+from autopar.graphs.expert_loads import OWN_ROWS, busiest_part, busiest_rows, load_of, replicated_of
 from autopar.layouts.placement import Layout, Replicate, Shard, local_shape, local_start
 from autopar.ops import experts
 from autopar.ops.dispatch import Dispatch
@@ -66,17 +66,22 @@ def _dispatch(context: LocalContext, num_experts: int, layout: Layout) -> Dispat
         held.append((local_start(num_experts, _of_dim(layout), 0, context.mesh, coordinate), number))
     names = tuple(context.mesh.axis_names[axis] for axis in axes)
     start, block = held[0]
-    own = load_of(context.node, num_experts)[start : start + sum(number for _, number in held)]
+    count = sum(number for _, number in held)
+    own = load_of(context.node, num_experts)[start : start + count]
     shares = tuple(share / max(math.fsum(own), 1e-30) for share in own)
+    replicated = tuple(one for one in replicated_of(context.node) if start <= one < start + count)
     rows = math.prod(sizes) * int(context.input_shape(len(context.plan.inputs) - 1, _ids_shape(context))[0])
+    computed, received = busiest_rows(shares, [one - start for one in replicated], math.prod(sizes), rows)
     return Dispatch(
         start=start,
-        experts=sum(number for _, number in held),
+        experts=count,
         block=block,
         ranks=math.prod(sizes),
         position=sum(at * math.prod(sizes[i + 1 :]) for i, at in enumerate(group)),
         group="+".join(names),
-        busiest=math.prod(sizes) * busiest_part(shares, math.prod(sizes), rows),
+        replicated=replicated,
+        busiest=math.prod(sizes) * computed,
+        travels=received / max(computed, 1e-30),
     )
 
 

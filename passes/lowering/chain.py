@@ -181,7 +181,7 @@ def lowered_on(
     """As `lowered_step`: every stage that one of several ranks holds, on the first rank group that holds it and that
     has one of them."""
     micro = with_kernels(in_one_part(program) if isinstance(program, Program) else program, plan.kernels)
-    micro = with_expert_load(micro, _asked_load(plan))
+    micro = with_expert_load(micro, _asked_load(plan), plan.replicated_experts)
     return resumed(_begun(micro, plan, tuple(ranks)), plan, until=until)
 
 

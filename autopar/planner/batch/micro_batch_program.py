@@ -37,15 +37,17 @@ class Recapture(Protocol):
 @dataclass(frozen=True, slots=True)
 class RecaptureWithKernels:
     """A `Recapture` whose programs have operators of ours in the place of groups of these kinds (`with_kernels`), and
-    experts with this load."""
+    experts with this load, some of them replicated."""
 
     recapture: Recapture
     kernels: tuple[str, ...]
     expert_load: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    replicated_experts: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def at_batch(self, size: int) -> Program:
         """The program for so many samples."""
-        return with_expert_load(with_kernels(self.recapture.at_batch(size), self.kernels), self.expert_load)
+        program = with_kernels(self.recapture.at_batch(size), self.kernels)
+        return with_expert_load(program, self.expert_load, self.replicated_experts)
 
 
 def micro_program(whole: Program, part: Program, count: int, factorisation: Factorisation) -> MicroProgram:
