@@ -54,6 +54,7 @@ from autopar.request.argument_types import Branch, check_arguments
 from autopar.request.axis_ways import ContextParallelism, ExpertParallelism
 from autopar.request.constraints import Recompute
 from autopar.request.expert_load import ExpertLoad
+from autopar.request.replicated_experts import ReplicatedExperts
 from autopar.request.search_mode import Mode
 from autopar.rules.engine import take_rules
 from autopar.rules.learning import adopt_rules
@@ -116,6 +117,7 @@ def compile(
     ep: ExpertParallelism | None = None,
     expert_load: ExpertLoad | None = None,
     expert_capacity: float | None = None,
+    replicated_experts: ReplicatedExperts | None = None,
     time_limit: float | None = None,
     warm_start: Plan | str | Path | None = None,
     scaler: torch.amp.GradScaler | None = None,
@@ -165,7 +167,9 @@ def compile(
         Or "capacity", which drops rows: expert_capacity: how many times its even share of a rank's rows an expert takes
         (1.25).
     expert_load: how the rows of mixtures are dealt out to their experts, for prices: "zipf:1.2", a log of `StepLog`
-        ("run.jsonl"), or {"layers.*.experts": rows of each}; default: evenly.
+        ("run.jsonl"), or {"layers.*.experts": rows of each}; default: evenly. replicated_experts: of which every rank
+        has a copy, where rows travel to the others: how many of the busiest, or {"layers.*.experts": [0, 3]}; default:
+        as many as the load makes worth it.
     time_limit: seconds for the whole planning, whatever the mode says. Ctrl-C ends it too: the best plan so far is
         taken, with its bound. warm_start: an older Plan, or its file, to begin with.
     scaler: the GradScaler that scales the loss. Micro-batches and pipelines run backward inside the call: with it they
@@ -228,6 +232,7 @@ def compile(
         ep=ep,
         expert_load=expert_load,
         expert_capacity=expert_capacity,
+        replicated_experts=replicated_experts,
         time_limit=time_limit,
         warm_start=warm_start,
         with_baselines=dims is None and mesh is None,  # who pins the mesh wants to train, not to compare
@@ -289,6 +294,7 @@ def plan(
     ep: ExpertParallelism | None = None,
     expert_load: ExpertLoad | None = None,
     expert_capacity: float | None = None,
+    replicated_experts: ReplicatedExperts | None = None,
     time_limit: float | None = None,
     warm_start: Plan | str | Path | None = None,
 ) -> Plan:
@@ -324,6 +330,7 @@ def plan(
         ep=ep,
         expert_load=expert_load,
         expert_capacity=expert_capacity,
+        replicated_experts=replicated_experts,
         time_limit=time_limit,
         warm_start=warm_start,
     )

@@ -40,6 +40,8 @@ SETTINGS = (
     Settings(dims={"ep": 2, "tp": 2}, words=DISPATCH),
     Settings(dims={"dp_shard": 2, "ep": 2, "tp": 2}, words=DISPATCH),
     Settings(dims={"ep": 4}, words={**DISPATCH, "recompute": "full"}),
+    Settings(dims={"ep": 2}, words={**DISPATCH, "replicated_experts": {"*": [1]}}),
+    Settings(dims={"dp_shard": 2, "ep": 2}, words={**DISPATCH, "replicated_experts": {"*": [0]}}),
 )
 MODELS = (*(entry.name for entry in ENTRIES), *(f"loop {name}" for name in LOOPS))
 

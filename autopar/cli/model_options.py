@@ -51,6 +51,10 @@ def model_options(command: Command) -> Command:
             help="How rows are dealt out to experts: zipf:1.2, or a log of StepLog (run.jsonl). Default: evenly.",
         ),
         click.option(
+            "--replicated-experts", type=click.IntRange(min=0), metavar="N",
+            help="Of how many of the busiest experts every rank has a copy. Default: as the load makes worth it.",
+        ),
+        click.option(
             "--cp", type=OneOf(CONTEXT_WAYS),
             help="How attention runs over an axis cp of --dims. Default: what costs least.",
         ),

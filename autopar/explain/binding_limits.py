@@ -87,7 +87,7 @@ class BindingLimits:
         mesh, free = self.plan.mesh, _free_names(self.plan.mesh)
         if request.dims and mesh != free:
             said = f"axes named {', '.join(mesh.axis_names)}"
-            yield from self._without(said, replace(request, dims=None, cp=None, ep=None), free)
+            yield from self._without(said, replace(request, dims=None, cp=None, ep=None, replicated_experts=None), free)
 
     def _memory(self) -> Iterator[Relaxed]:
         best = self.resolver.without_limit()

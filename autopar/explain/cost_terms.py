@@ -135,7 +135,7 @@ class _Counter:
     def _dispatched(
         self, index: int, variable: Variable, label: int
     ) -> Iterator[tuple[str, tuple[str, ...], float]]:
-        """Rows that travel to their experts and back."""
+        """Rows that travel to their experts and back, and experts that are replicated."""
         node, strategies = variable.node, variable.strategies
         assert strategies is not None
         equivalence = self.skeleton.equivalences[self.skeleton.slots[index].equivalence]
@@ -143,8 +143,9 @@ class _Counter:
         rule = self.built.rules.get(node)
         over = () if rule is None else tuple(a for a, name in enumerate(strategies.axes[label]) if name in rule.pairs)
         if rule is not None and over:
-            for seconds in self.prices.exchanged(node, rule, strategies, exchanges):
-                yield "all_to_all", self._names(over), float(seconds[label])
+            found = self.prices.exchanged(node, rule, strategies, exchanges)
+            for message, seconds in zip(exchanges, found, strict=True):
+                yield message.collective, self._names(over), float(seconds[label])
 
     def _ring(
         self, node: fx.Node, variable: Variable, label: int, seconds: float

@@ -31,6 +31,7 @@ from autopar.request.argument_types import Branch
 from autopar.request.axis_ways import ContextParallelism, ExpertParallelism
 from autopar.request.constraints import Recompute
 from autopar.request.expert_load import ExpertLoad
+from autopar.request.replicated_experts import ReplicatedExperts
 from autopar.request.search_mode import Mode
 
 
@@ -88,6 +89,7 @@ class Planner:
         ep: ExpertParallelism | None = None,
         expert_load: ExpertLoad | None = None,
         expert_capacity: float | None = None,
+        replicated_experts: ReplicatedExperts | None = None,
         mode: Mode = "default",
         time_limit: float | None = None,
         warm_start: Plan | str | Path | None = None,
@@ -113,6 +115,7 @@ class Planner:
             ep=ep,
             expert_load=expert_load,
             expert_capacity=expert_capacity,
+            replicated_experts=replicated_experts,
             mode=mode,
             time_limit=time_limit,
             warm_start=warm_start or self._last,

@@ -27,7 +27,7 @@ def places_per_expert(rows: int, experts: int, factor: float) -> int:
 
 def with_expert_capacity(program: AnyProgram, factor: float | None) -> AnyProgram:
     """The program whose products of experts carry the factor; the program itself without one."""
-    return program if factor is None else with_said_of_experts(program, CAPACITY, lambda node: factor)
+    return program if factor is None else with_said_of_experts(program, lambda node: {CAPACITY: factor})
 
 
 def capacity_of(node: fx.Node) -> float | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TypeVar
@@ -27,31 +27,42 @@ AnyProgram = TypeVar("AnyProgram", Program, MicroProgram)
 
 LOAD = "expert_load"
 """Key in the meta of a product of experts: the part of the rows that goes to each."""
+REPLICATED = "replicated_experts"
+"""Key in the meta of a product of experts: those of which every rank has a copy where rows travel."""
+TRAVELS = "travelling_part"
+"""Key in the meta of an exchange: the part of its rows that is not at home whatever the load."""
 OWN_ROWS = "own_rows"
 """Key in the meta of a product with a block of the experts: what part of its rows has one of these."""
 PRODUCTS = ("expert_linear", "expert_outer")
+NONE: Mapping[str, Sequence[int]] = {}
 REACH, POINTS = 6.0, 64
 """How far from the mean of the busiest rank a count is looked for, in standard deviations, and at how many points."""
 
 
-def with_expert_load(program: AnyProgram, load: Mapping[str, Sequence[float]]) -> AnyProgram:
-    """The program whose products of experts carry the load of their module; the program itself where none has one."""
-    loads = {module: tuple(shares) for module, shares in load.items()}
-    return with_said_of_experts(program, LOAD, lambda node: loads.get(module_of(node)))
+def with_expert_load(
+    program: AnyProgram, load: Mapping[str, Sequence[float]], replicated: Mapping[str, Sequence[int]] = NONE
+) -> AnyProgram:
+    """The program whose products of experts carry the load of their module, and the experts of it that are replicated;
+    the program itself where they carry them already."""
+
+    def said(node: fx.Node) -> Mapping[str, object]:
+        module, both = module_of(node), ((LOAD, load), (REPLICATED, replicated))
+        return {key: tuple(each[module]) for key, each in both if module in each}
+
+    return with_said_of_experts(program, said)
 
 
-def with_said_of_experts(program: AnyProgram, key: str, said: Callable[[fx.Node], object]) -> AnyProgram:
-    """The program whose products of experts have in their meta what is said of them; the program itself where nothing
-    is (None)."""
+def with_said_of_experts(program: AnyProgram, said: Callable[[fx.Node], Mapping[str, object]]) -> AnyProgram:
+    """The program whose products of experts have in their meta what is said of them; the program itself where they have
+    it already."""
     if isinstance(program, MicroProgram):
-        return replace(program, program=with_said_of_experts(program.program, key, said),
-                       whole=with_said_of_experts(program.whole, key, said))  # fmt: skip
-    if all(said(node) is None for node in expert_products(program.graph)):
+        return replace(program, program=with_said_of_experts(program.program, said),
+                       whole=with_said_of_experts(program.whole, said))  # fmt: skip
+    if all(said(node).items() <= node.meta.items() for node in expert_products(program.graph)):
         return program
     module = LazyGraphModule(program.graph_module, copied(program.graph))
     for node in expert_products(module.graph):
-        if (value := said(node)) is not None:
-            node.meta[key] = value
+        node.meta |= said(node)
     return replace(program, graph_module=module)
 
 
@@ -97,6 +108,17 @@ def busiest_part(shares: tuple[float, ...], ranks: int, rows: int) -> float:
     return min(1.0, found)
 
 
+def busiest_rows(
+    shares: Sequence[float], replicated: Collection[int], ranks: int, rows: int
+) -> tuple[float, float]:
+    """The parts of `rows` rows that the rank with most of them computes, and that came to experts of its own among
+    them: rows of replicated experts stay where they are, as many at every rank."""
+    received = busiest_part(
+        tuple(0.0 if expert in replicated else share for expert, share in enumerate(shares)), ranks, rows
+    )
+    return received + math.fsum(shares[expert] for expert in replicated) / ranks, received
+
+
 def _below(value: float, part: float, rows: int) -> float:
     """How likely a rank that expects a part of the rows has at most `value` of them."""
     spread = math.sqrt(part * (1.0 - part) / max(rows, 1))
@@ -106,4 +128,15 @@ def _below(value: float, part: float, rows: int) -> float:
 def load_of(node: fx.Node, experts: int) -> tuple[float, ...]:
     """The load that a product carries; even where it carries none."""
     found: tuple[float, ...] = node.meta.get(LOAD, (1.0 / experts,) * experts)
+    return found
+
+
+def said_of(node: fx.Node) -> tuple[object, object]:
+    """What a product carries of loads and copies."""
+    return node.meta.get(LOAD), node.meta.get(REPLICATED)
+
+
+def replicated_of(node: fx.Node) -> tuple[int, ...]:
+    """The experts of a product that are replicated where its rows travel."""
+    found: tuple[int, ...] = node.meta.get(REPLICATED, ())
     return found

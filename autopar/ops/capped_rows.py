@@ -47,7 +47,7 @@ def capped_order(
     rows, device = len(expert_ids), expert_ids.device
     expert = expert_ids - start
     keys = torch.where((expert >= 0) & (expert < num_experts), expert, num_experts)
-    by_expert, turn, counts = sorted_by(keys, num_experts + 1)
+    _, turn, counts = sorted_by(keys, num_experts + 1)
     _count(module, counts[:num_experts], places)
     turn = turn - (counts.cumsum(0) - counts)[keys]
     size = ranks * block * places

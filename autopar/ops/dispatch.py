@@ -9,14 +9,16 @@
     regrouped, back, held = received_order(table, ...)       by expert: experts 0, 1, none; held [1, 1]
 
 A rank sorts its rows by the rank of their expert, by expert for each rank. Rows of no expert here (7) stay at home,
-behind those of the own experts: a count for each rank says how many. Sizes are exchanged first, then rows: nothing is
-padded and nothing is dropped. Sizes of messages are numbers of the host, for which a device is waited for.
+behind those of the own experts: a count for each rank says how many. Rows of replicated experts stay at home, too, in
+front of these: every rank holds the weights of those experts behind the ones of its own. Sizes are exchanged first,
+then rows: nothing is padded and nothing is dropped. Sizes of messages are numbers of the host, for which a device is
+waited for.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,9 +27,10 @@ from torch import Tensor
 
 class Dispatch(NamedTuple):
     """Where experts are: the group holds `experts` of them from `start` on, each of its `ranks` `block`, the last one
-    what is left; position: of this rank in the group; busiest: how many times as many rows as the mean rank the one
-    with most of them expects, which is said of shapes and computes nothing; places: how many rows every rank sends to
-    every expert (`capped_rows.py`), None: as many as it has."""
+    what is left; position: of this rank in the group; replicated: experts among them whose rows stay at home. busiest:
+    how many times as many rows as the mean rank the one with most of them expects, and travels: the part of these that
+    came to experts of its own, which are said of shapes and compute nothing. room: rows that every rank sends to every
+    expert (`capped_rows.py`), None: as many as it has."""
 
     start: int
     experts: int
@@ -35,8 +38,17 @@ class Dispatch(NamedTuple):
     ranks: int
     position: int
     group: str
+    replicated: tuple[int, ...] = ()
     busiest: float = 1.0
-    places: int | None = None
+    travels: float = 1.0
+    room: int | None = None
+
+    @property
+    def places(self) -> list[int]:
+        """Of every replicated expert its place among those that this rank holds, -1 where another one does."""
+        first = self.start + self.position * self.block
+        held = range(first, min(first + self.block, self.start + self.experts))
+        return [expert - first if expert in held else -1 for expert in self.replicated]
 
 
 _counters: list[dict[str, list[Tensor]]] = []
@@ -45,22 +57,26 @@ _counters: list[dict[str, list[Tensor]]] = []
 @torch.library.custom_op(
     "autopar::dispatch_order",
     mutates_args=(),
-    schema="(Tensor expert_ids, int start, int num_experts, int block, int ranks, int position) "
+    schema="(Tensor expert_ids, int start, int num_experts, int block, int ranks, int position, int[] replicated) "
     "-> (Tensor, Tensor, Tensor)",
 )
 def dispatch_order(
-    expert_ids: Tensor, start: int, num_experts: int, block: int, ranks: int, position: int
+    expert_ids: Tensor, start: int, num_experts: int, block: int, ranks: int, position: int, replicated: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Order of the rows by rank and expert (T,); place of every row in it (T,); rows per rank and expert, of each rank
-    those of no expert last (ranks * (block + 1),).
+    those of the replicated ones behind its own, and those of no expert last (ranks * (block + len(replicated) + 1),).
 
     expert_ids (T,) int64; rank r of the group holds the experts [start + r block, start + (r + 1) block), fewer if
-    they end before, at `start + num_experts`. Rows of other ids stay at `position`.
+    they end before, at `start + num_experts`. Rows of replicated and of other ids stay at `position`.
     """
-    expert = expert_ids - start
+    buckets = block + len(replicated) + 1
+    expert, own = expert_ids - start, position * buckets + block
     travels = (expert >= 0) & (expert < num_experts)
-    keys = torch.where(travels, expert + expert.div(block, rounding_mode="floor"), position * (block + 1) + block)
-    return sorted_by(keys, ranks * (block + 1))
+    there = expert + expert.div(block, rounding_mode="floor") * (buckets - block)
+    keys = torch.where(travels, there, own + len(replicated))
+    for place, one in enumerate(replicated):
+        keys.masked_fill_(expert_ids == one, own + place)
+    return sorted_by(keys, ranks * buckets)
 
 
 def sorted_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,18 +90,25 @@ def sorted_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @dispatch_order.register_fake
 def _(
-    expert_ids: Tensor, start: int, num_experts: int, block: int, ranks: int, position: int
+    expert_ids: Tensor, start: int, num_experts: int, block: int, ranks: int, position: int, replicated: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(expert_ids), torch.empty_like(expert_ids), expert_ids.new_empty(ranks * (block + 1))
+    counts = expert_ids.new_empty(ranks * (block + len(replicated) + 1))
+    return torch.empty_like(expert_ids), torch.empty_like(expert_ids), counts
 
 
-def row_sizes(counts: Tensor, table: Tensor, ranks: int, experts: int, module: str) -> Tensor:
+def row_sizes(
+    counts: Tensor, table: Tensor, ranks: int, experts: int, replicated: Sequence[int], module: str
+) -> Tensor:
     """Rows that go to every rank, and that come from it (2, ranks), on the host; counts, table: of `dispatch_order`,
-    and what the others sent of theirs. Waits for the device. experts: of the group, and module: whose these are, for
-    `counted_rows`."""
+    and what the others sent of theirs. Waits for the device. experts: of the group, replicated: which of them, counted
+    from 0 on, and module: whose these are, for `counted_rows`."""
     by_rank = torch.stack([counts, table]).cpu().view(2, ranks, -1)
-    for counter in _counters:
-        counter.setdefault(module, []).append(by_rank[0, :, :-1].reshape(-1)[:experts])
+    if _counters:
+        block = by_rank.shape[2] - len(replicated) - 1
+        rows = by_rank[0, :, :block].reshape(-1)[:experts].clone()
+        rows[list(replicated)] = by_rank[0, :, block:-1].sum(0)
+        for counter in _counters:
+            counter.setdefault(module, []).append(rows)
     return by_rank.sum(2)
 
 
@@ -106,14 +129,37 @@ def row_list(sizes: Tensor, received: int) -> list[int]:
     return found
 
 
-def received_order(table: Tensor, sizes: Tensor, ranks: int, held: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Order by expert of the rows that came (R,); place of each in it (R,); rows per expert held (held,)."""
+def received_order(
+    table: Tensor, sizes: Tensor, ranks: int, held: int, replicated: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Order by expert of the rows that came (R,); place of each in it (R,); rows per expert held, and behind them per
+    replicated one (held + replicated,)."""
     by_rank = table.view(ranks, -1)
     buckets = torch.arange(by_rank.shape[1], device=table.device).expand_as(by_rank)
     keys = buckets.reshape(-1).repeat_interleave(table, output_size=int(sizes[1].sum()))
     order = keys.argsort(stable=True)
     places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-    return order, places, by_rank.sum(0)[:held]
+    each = by_rank.sum(0)
+    return order, places, torch.cat([each[:held], each[len(each) - replicated - 1 : -1]])
+
+
+def replicas_held(weight: Tensor, places: Sequence[int]) -> Tensor:
+    """Matrices of replicated experts (len(places), ...) by their places in weight (E, ...), zeros for a place of -1."""
+    found = weight.new_zeros(len(places), *weight.shape[1:])
+    for number, place in enumerate(places):
+        if place >= 0:
+            found[number] = weight[place]
+    return found
+
+
+def with_replicas(found: Tensor, replicas: Tensor, places: Sequence[int]) -> Tensor:
+    """Inverse of `replicas_held`, for gradients: the first of found (E + len(places), ...), which are of the own
+    experts, with those of replicas at their places (E, ...)."""
+    own = found[: len(found) - len(places)].clone()
+    for number, place in enumerate(places):
+        if place >= 0:
+            own[place] = replicas[number]
+    return own
 
 
 def filled_rows(rows: Tensor, shape: list[int], value: float, dtype: torch.dtype) -> Tensor:

@@ -127,6 +127,7 @@ def _check_groups(plan: PlanValue, groups: tuple[RankGroup, ...]) -> None:
 
 def _all_problems(plan: PlanValue) -> Iterator[str]:
     yield from _negative_amounts(plan)
+    yield from _replicas_of_capped(plan)
     yield from _problems(plan, plan.layout_mesh, "")
     yield from _input_dims(plan)
     yield from _collective_problems(plan)
@@ -135,6 +136,12 @@ def _all_problems(plan: PlanValue) -> Iterator[str]:
     for index, group in enumerate(plan.staged.groups):
         mesh = Mesh(plan.layout_mesh.axis_names, group.shape)
         yield from _problems(group, mesh, f"pipeline.groups[{index}].")
+
+
+def _replicas_of_capped(plan: PlanValue) -> Iterator[str]:
+    """Rows of replicated experts stay, whoever has a place: one of the two."""
+    if plan.expert_capacity is not None and plan.replicated_experts:
+        yield f"replicated_experts with expert_capacity {plan.expert_capacity}: take one of them out of the plan"
 
 
 def _negative_amounts(plan: PlanValue) -> Iterator[str]:

@@ -184,8 +184,9 @@ class PlanValue:
     computation. With `micro_batches` m, operators, inputs and outputs are those of a m-th of the batch, and a step
     runs them m times. With a `pipeline`, the first axis of the mesh is "pp" and every layout is one on the other
     axes (`layout_mesh`); with unequal rank groups the mesh is the smallest that holds the axes of each, and
-    `num_ranks` counts devices. `deterministic`: which bits are equal, as of `compile`. `discovered`: call ->
-    rule that was found by execution, None: none holds."""
+    `num_ranks` counts devices. `replicated_experts`: module -> experts of which every rank has a copy,
+    where rows travel to the others. `deterministic`: which bits are equal, as of `compile`. `discovered`: call -> rule
+    that was found by execution, None: none holds."""
 
     mesh: Mesh
     parameters: Mapping[str, ParameterPlan]
@@ -206,6 +207,7 @@ class PlanValue:
     product_chunks: Mapping[str, int] = field(default_factory=dict)
     symmetric_memory: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     micro_batches: int = 1
+    replicated_experts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     deterministic: Deterministic = False
     hidden_share: float = 0.0
     pipeline: PipelinePlan | None = None

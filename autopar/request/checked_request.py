@@ -27,9 +27,10 @@ from autopar.request.equal_bits import check_equal_bits
 from autopar.request.expert_load import ExpertLoad, check_expert_load, said_load
 from autopar.request.kernel_kinds import check_kernels
 from autopar.request.memory_limit import budget
-from autopar.request.mesh_axes import check_axes
+from autopar.request.mesh_axes import EXPERT_AXIS, check_axes
 from autopar.request.pipeline_request import Dims, check_stages, pipeline_request, without_stages
 from autopar.request.precision_name import check_precision, check_reduce_dtype, check_units
+from autopar.request.replicated_experts import ReplicatedExperts, check_replicated
 from autopar.request.search_mode import Mode, check_search
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Request:
     ep: ExpertParallelism | None = None
     expert_load: ExpertLoad | None = None
     expert_capacity: float | None = None
+    replicated_experts: ReplicatedExperts | None = None
     time_limit: float | None = None
     warm_start: Plan | str | Path | None = None
     with_baselines: bool = True
@@ -92,6 +94,8 @@ class Request:
         check_ways(self.dims, cp=self.cp, ep=self.ep)
         check_expert_load(self.expert_load)
         check_expert_capacity(self.ep, self.expert_capacity)
+        has_axis = (self.dims or {}).get(EXPERT_AXIS, 1) != 1
+        check_replicated(self.replicated_experts, self.ep, self.expert_load is not None, has_axis)
         if self.recompute is not None:
             check_recompute(self.recompute, "the plan")
         check_equal_bits(
@@ -116,6 +120,7 @@ class Request:
             **({} if self.ep is None else {"ep": self.ep}),
             **({} if self.expert_load is None else {"expert_load": said_load(self.expert_load)}),
             **({} if self.expert_capacity is None else {"expert_capacity": self.expert_capacity}),
+            **({} if self.replicated_experts is None else {"replicated_experts": self.replicated_experts}),
             "schedule": self.schedule,
             "deterministic": self.deterministic,
             "constraints": None if self.constraints is None else str(self.constraints),

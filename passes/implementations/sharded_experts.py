@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx
 
 from autopar.graphs.expert_capacity import capacity_of, places_per_expert
-from autopar.graphs.expert_loads import OWN_ROWS, busiest_part, load_of
+from autopar.graphs.expert_loads import OWN_ROWS, busiest_part, busiest_rows, load_of, replicated_of
 from autopar.layouts.placement import Layout, Replicate, Shard, local_shape, local_start
 from autopar.ops import experts
 from autopar.ops.dispatch import Dispatch
@@ -68,18 +68,23 @@ def _dispatch(context: LocalContext, num_experts: int, layout: Layout) -> Dispat
         rows += local_shape(_ids_shape(context), context.plan.inputs[-1], context.mesh, coordinate)
     names = tuple(context.mesh.axis_names[axis] for axis in axes)
     start, block = held[0]
-    own = load_of(context.node, num_experts)[start : start + sum(number for _, number in held)]
+    count = sum(number for _, number in held)
+    own = load_of(context.node, num_experts)[start : start + count]
     shares = tuple(share / max(math.fsum(own), 1e-30) for share in own)
-    most, capacity = max(rows), capacity_of(context.node)
+    replicated = tuple(one for one in replicated_of(context.node) if start <= one < start + count)
+    most, ranks, capacity = max(rows), math.prod(sizes), capacity_of(context.node)
+    computed, received = busiest_rows(shares, [one - start for one in replicated], ranks, ranks * most)
     return Dispatch(
         start=start,
-        experts=sum(number for _, number in held),
+        experts=count,
         block=block,
-        ranks=math.prod(sizes),
+        ranks=ranks,
         position=sum(at * math.prod(sizes[i + 1 :]) for i, at in enumerate(group)),
         group="+".join(names),
-        busiest=math.prod(sizes) * busiest_part(shares, math.prod(sizes), math.prod(sizes) * most),
-        places=None if capacity is None else places_per_expert(most, num_experts, capacity),
+        replicated=replicated,
+        busiest=ranks * computed,
+        travels=received / max(computed, 1e-30),
+        room=None if capacity is None else places_per_expert(most, num_experts, capacity),
     )
 
 

@@ -15,7 +15,11 @@ where they are put back:
                                                        y = rows_at(returned(y), places)
 
 How many rows a rank has in between is known when they have come: graphs say as many as the busiest rank expects
-(`expert_loads.py`), and no call in between names them.
+(`expert_loads.py`), and no call in between names them. Rows of replicated experts stay at home; weights of these are
+added up over the ranks, of which one has each and the others zeros, and so are their gradients:
+
+    y = sorted_expert_linear(x, cat(w, all_reduce(replicas_held(w))), held)
+    g = with_replicas(h, all_reduce(h[own experts:]))                        h = sorted_expert_outer(x, grad, held)
 
 Where every rank sends as many rows to every expert (`ops/capped_rows.py`), sizes are known here, and no such list is
 exchanged; what runs between products is what `zero_rows.py` lets.
@@ -34,7 +38,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.graphs.expert_loads import module_of
+from autopar.graphs.expert_loads import TRAVELS, module_of
 from autopar.graphs.node_values import VARYING, VIEWS
 from autopar.layouts.placement import Partial, Shard
 from autopar.ops import dispatch, experts
@@ -51,6 +55,8 @@ _LINEAR = frozenset({_ours.expert_linear.default, experts.block_expert_linear, e
 _OUTER = frozenset({_ours.expert_outer.default, experts.block_expert_outer, experts.dispatched_expert_outer})
 _ROUNDING = 1e-6
 """Of a row: so much above a whole number is what floats add."""
+_LAID_OUT = ("val", "layout", "global_shape", "output")
+"""Keys in the meta of a value that lies as its operator was planned."""
 _COPIES = frozenset({_aten.reshape.default, _aten.clone.default})
 
 
@@ -69,7 +75,7 @@ def sort_by_expert(graph: fx.Graph, axis_names: Sequence[str]) -> None:
         if there is None:
             _Layer(graph, products, every).rewrite()
         else:
-            layer = _DispatchedLayer if there.places is None else _CappedLayer
+            layer = _DispatchedLayer if there.room is None else _CappedLayer
             layer(graph, products, every, there, axis_names).rewrite()
 
 
@@ -234,12 +240,17 @@ class _DispatchedLayer(_Layer):
         self._axes = [axis_names.index(name) for name in there.group.split("+")]
         super().__init__(graph, products, every)
         self._lists: dict[tuple[str, int], fx.Node] = {}
+        self._replicas: dict[fx.Node, fx.Node] = {}
 
     def rewrite(self) -> None:
         """As of any layer; and calls between products name no number of rows."""
         super().rewrite()
         for node in sorted(self._rows.inside):
             self._free_rows(node)
+            if self._there.replicated and node.target is _ours.sorted_expert_linear.default:
+                self._read_replicas(node)
+            elif self._there.replicated and node.target is _ours.sorted_expert_outer.default:
+                self._add_replicas(node)
         for node in self._rows.inside:
             self._as_they_come(node)
             if self._rows.is_ordered(node):
@@ -248,7 +259,7 @@ class _DispatchedLayer(_Layer):
     def _is_there(self, node: fx.Node) -> None:
         """Write into a node that its rows are those that came, which lie in no layout."""
         rows, *others = shape_of(node)
-        for key in ("val", "layout", "global_shape", "output"):
+        for key in _LAID_OUT:
             node.meta.pop(key, None)
         node.meta |= {"local_shape": (self._rows_there(rows), *others)}
         self._as_they_come(node)
@@ -265,20 +276,23 @@ class _DispatchedLayer(_Layer):
 
     def _order(self, first: fx.Node) -> list[fx.Node]:
         """Order and places of the own rows, and the rows per expert behind the exchange."""
-        there, behind = self._there, self._behind()
-        rows, held, buckets = shape_of(self._ids), self._experts[0], (there.ranks * (there.block + 1),)
+        there, behind, replicas = self._there, self._behind(), len(self._there.replicated)
+        rows, held, width = shape_of(self._ids), self._experts[0], there.block + replicas + 1
+        buckets = (there.ranks * width,)
         self._home, there_rows = rows, (self._rows_there(rows[0]),)
+        arguments = (self._ids, *there[:5], list(there.replicated))
         order, places, counts = self._items(
-            behind, _ours.dispatch_order.default, (self._ids, *there[:5]), (rows, rows, buckets), first
+            behind, _ours.dispatch_order.default, arguments, (rows, rows, buckets), first
         )
-        equal = [there.block + 1] * there.ranks
+        equal = [width] * there.ranks
         table = self._sent(counts, (equal, equal), buckets, behind, first)
-        said = (counts, table, there.ranks, there.experts, module_of(first))
+        replicated = [expert - there.start for expert in there.replicated]
+        said = (counts, table, there.ranks, there.experts, replicated, module_of(first))
         self._sizes = self._insert(behind, dispatch.row_sizes, said, first)
         self._sizes.meta |= {"local_shape": (2, there.ranks), "dtype": torch.int64, VARYING: True}
-        arguments, shapes = (table, self._sizes, there.ranks, held), (there_rows, there_rows, (held,))
+        shapes = (there_rows, there_rows, (held + replicas,))
         self._regrouped, self._ungrouped, each = self._items(
-            behind, dispatch.received_order, arguments, shapes, first
+            behind, dispatch.received_order, (table, self._sizes, there.ranks, held, replicas), shapes, first
         )
         self._regrouped.all_input_nodes[0].meta[VARYING] = True
         return [order, places, each]
@@ -302,9 +316,18 @@ class _DispatchedLayer(_Layer):
         self, rows: fx.Node, splits: tuple[Any, Any], came: tuple[int, ...], point: fx.Node, like: fx.Node
     ) -> fx.Node:
         """What comes of rows that go to the ranks of the group, of shape `came`; splits: what comes, and what goes."""
+        waited = self._collective(_c10d.all_to_all_single.default, (rows, *splits), came, point, like)
+        if isinstance(splits[0], fx.Node):
+            waited.all_input_nodes[0].meta[TRAVELS] = self._there.travels
+        return waited
+
+    def _collective(
+        self, target: Callable[..., Any], args: tuple[Any, ...], shape: tuple[int, ...], point: fx.Node, like: fx.Node
+    ) -> fx.Node:
+        """What comes of a collective over the group, once it is there."""
         group = self._there.group
-        described = {"local_shape": came, "dtype": dtype_of(rows)}
-        started = self._insert(point, _c10d.all_to_all_single.default, (rows, *splits, group), like)
+        described = {"local_shape": shape, "dtype": dtype_of(args[0])}
+        started = self._insert(point, target, (*args, group), like)
         started.meta |= described | {"group_axes": tuple(group.split("+")), "full_bytes": 0}
         waited = self._insert(point, _c10d.wait_tensor.default, (started,), like)
         waited.meta |= described
@@ -331,6 +354,35 @@ class _DispatchedLayer(_Layer):
         home = self._home + shape_of(by_rank)[1:]
         came = self._sent(by_rank, (self._list(0, by_rank), self._list(1, by_rank)), home, point, by_rank)
         return super()._returned(came, places, point, like)
+
+    def _read_replicas(self, product: fx.Node) -> None:
+        """Replicated experts behind the own ones of a linear product; their matrices are added up once for all."""
+        weight, places = product.args[1], self._there.places
+        assert isinstance(weight, fx.Node)
+        held, *matrix = shape_of(weight)
+        if weight not in self._replicas:
+            own = self._insert(product, dispatch.replicas_held, (weight, places), product)
+            own.meta.update(local_shape=(len(places), *matrix), dtype=dtype_of(weight))
+            replicas = self._collective(_c10d.all_reduce.default, (own, "sum"), shape_of(own), product, product)
+            self._replicas[weight] = replicas
+        joined = self._insert(product, _aten.cat.default, ([weight, self._replicas[weight]],), product)
+        joined.meta.update(local_shape=(held + len(places), *matrix), dtype=dtype_of(weight))
+        product.args = (product.args[0], joined, *product.args[2:])
+
+    def _add_replicas(self, product: fx.Node) -> None:
+        """Of an outer product the own experts, those of them that are replicated added up over the group."""
+        places, (held, *matrix), described = self._there.places, shape_of(product), dict(product.meta)
+        behind, readers = product.next, list(product.users)
+        for key in _LAID_OUT:
+            product.meta.pop(key, None)
+        product.meta["local_shape"] = (held + len(places), *matrix)
+        last = self._insert(behind, _aten.slice.Tensor, (product, 0, held, held + len(places)), product)
+        last.meta.update(local_shape=(len(places), *matrix), dtype=dtype_of(product))
+        replicas = self._collective(_c10d.all_reduce.default, (last, "sum"), shape_of(last), behind, product)
+        own = self._insert(behind, dispatch.with_replicas, (product, replicas, places), product)
+        own.meta = described
+        for reader in readers:
+            reader.replace_input_with(product, own)
 
     def _free_rows(self, node: fx.Node) -> None:
         """Sizes of a call between products: as many rows as there are."""
@@ -365,7 +417,7 @@ class _CappedLayer(_DispatchedLayer):
     def _order(self, first: fx.Node) -> list[fx.Node]:
         there, held, rows = self._there, self._experts[0], shape_of(self._ids)
         self._home = came = (self._rows_there(rows[0]),)
-        arguments = (self._ids, *there[:4], there.places, held, module_of(first))
+        arguments = (self._ids, *there[:4], there.room, held, module_of(first))
         shapes = (came, rows, came, came, (held,))
         found = self._items(self._behind(), _ours.capped_order.default, arguments, shapes, first)
         order, places, self._regrouped, self._ungrouped, each = found
@@ -376,8 +428,8 @@ class _CappedLayer(_DispatchedLayer):
 
     def _sent_to_each(self) -> int:
         """Rows that go from one rank to another."""
-        assert self._there.places is not None
-        return self._there.block * self._there.places
+        assert self._there.room is not None
+        return self._there.block * self._there.room
 
     def _list(self, side: int, phase_of: fx.Node) -> list[int]:
         return [self._sent_to_each()] * self._there.ranks

@@ -182,7 +182,8 @@ def lowered_on(
     """As `lowered_step`: every stage that one of several ranks holds, on the first rank group that holds it and that
     has one of them."""
     micro = with_kernels(in_one_part(program) if isinstance(program, Program) else program, plan.kernels)
-    micro = with_expert_capacity(with_expert_load(micro, _asked_load(plan)), plan.expert_capacity)
+    micro = with_expert_load(micro, _asked_load(plan), plan.replicated_experts)
+    micro = with_expert_capacity(micro, plan.expert_capacity)
     return resumed(_begun(micro, plan, tuple(ranks)), plan, until=until)
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from autopar.errors import PlanMismatchError
+from autopar.graphs.expert_loads import expert_counts
 from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, format_layout, is_legal
 from autopar.layouts.views import cut_positions
 from autopar.plans.parallel_plan import Plan
@@ -44,6 +45,16 @@ def refuse_unknown_names(plan: Plan, program: Program) -> None:
             if name not in known:
                 near = difflib.get_close_matches(name, sorted(known - set(names)) or sorted(known), 1, 0.0)
                 raise PlanMismatchError(f"{kind}s.{name}: the model has no such {kind}; nearest: {', '.join(near)}")
+    experts = expert_counts(program.graph)
+    for module, replicated in plan.replicated_experts.items():
+        if module not in experts:
+            there = ", ".join(experts) or "no module of it"
+            raise PlanMismatchError(f"replicated_experts.{module}: the model has no experts there, but in {there}")
+        if sorted({*replicated} & {*range(experts[module])}) != list(replicated):
+            raise PlanMismatchError(
+                f"replicated_experts.{module} is {list(replicated)}: write experts from 0 to {experts[module] - 1} in "
+                "order, each once"
+            )
 
 
 def operator_plan(plan: Plan, node: fx.Node) -> OperatorPlan:

@@ -37,6 +37,7 @@ from autopar.request.constraints import Constraints, Recompute, parse_constraint
 from autopar.request.expert_load import load_shares
 from autopar.request.memory_limit import budget
 from autopar.request.mesh_axes import AXIS_NAMES
+from autopar.request.replicated_experts import replicated_of_modules
 from autopar.rules.alternatives import alternatives_offered
 
 NO_DEADLINE = Deadline(at=None)
@@ -60,6 +61,10 @@ class Query:
     """Kinds of groups that are operators of ours in the program."""
     expert_load: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Module -> the part of its rows that each of its experts gets, where that is not even."""
+    replicated_experts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Module -> its experts of which every rank has a copy, where rows travel."""
+    replicas_are_free: bool = False
+    """Whether the search may choose these."""
     offered: frozenset[str] = frozenset()
     """Names of the operator alternatives that the search may choose wherever they are possible."""
     micro: MicroProgram | None = None
@@ -90,9 +95,11 @@ class Query:
         kernels = cheaper_kernels(program, backend, cluster.device) if request.kernels is None else request.kernels
         program = with_kernels(program, kernels)
         load = load_shares(request.expert_load, expert_counts(program.graph))
-        capacity = request.expert_capacity
-        program = with_expert_capacity(with_expert_load(program, load), capacity)
-        recapture = None if recapture is None else RecaptureWithKernels(recapture, tuple(kernels), load, capacity)
+        replicated = replicated_of_modules(request.replicated_experts, load, expert_counts(program.graph))
+        program = with_expert_capacity(with_expert_load(program, load, replicated), request.expert_capacity)
+        if recapture is not None:
+            capacity = request.expert_capacity
+            recapture = RecaptureWithKernels(recapture, tuple(kernels), load, replicated, capacity)
         constraints = parse_constraints(request.constraints, request.parameter_layouts)
         constraints = replace(constraints, cp=request.cp, ep=request.ep)
         factorisation = kept.factorisations.recall(program, lambda: Factorisation(program))
@@ -108,6 +115,8 @@ class Query:
             kernel_backend=backend,
             kernels=tuple(kernels),
             expert_load=load,
+            replicated_experts=replicated,
+            replicas_are_free=request.replicated_experts is None and request.expert_capacity is None and not shards,
             factorisation=factorisation,
             search=search_of(request.mode, request.time_limit),
             deadline=Deadline.after(request.time_limit),
@@ -119,6 +128,21 @@ class Query:
             shards=shards,
             recapture=recapture,
             kept=kept,
+        )
+
+    def replicating(self, replicated: Mapping[str, tuple[int, ...]]) -> Query:
+        """The question with other replicated experts."""
+        program, recapture = with_expert_load(self.program, {}, replicated), self.recapture
+        if isinstance(recapture, RecaptureWithKernels):
+            recapture = replace(recapture, replicated_experts=replicated)
+        factorisation = self.kept.factorisations.recall(program, lambda: Factorisation(program))
+        return replace(
+            self,
+            program=program,
+            replicated_experts=replicated,
+            factorisation=factorisation,
+            bound_constraints=bind_constraints(program, self.constraints, factorisation),
+            recapture=recapture,
         )
 
     def seconds_left(self) -> float | None:

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 from torch import fx
 
 from autopar.cost_models.operator_sizes import RowSizes
-from autopar.graphs.expert_loads import LOAD
+from autopar.graphs.expert_loads import said_of
 from autopar.graphs.kernel_groups import Traffic, group_reads_writes, kernel_groups
 from autopar.graphs.operator_names import is_causal, window_of
 from autopar.passes.view_layouts import viewed
@@ -145,7 +145,7 @@ class Equivalences:
         traffic = self._traffic.get(node, _NO_TRAFFIC)
         reads = tuple([i for i, operand in enumerate(operands) if operand in traffic.reads])
         leads, heavy, share = node in self._leaders, node in self.heavy, self._shares.get(node, 1.0)
-        rows, exchanges, load = self._kernel_rows.get(node), self._exchanges.get(node, ()), node.meta.get(LOAD)
+        rows, exchanges, load = self._kernel_rows.get(node), self._exchanges.get(node, ()), said_of(node)
         return self._number(
             ("operator", own.family, reads, traffic.writes, leads, share, rows, exchanges, load),
             lambda: OperatorEquivalence(

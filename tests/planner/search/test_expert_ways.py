@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import autopar
-from autopar.errors import InfeasibleError
+from autopar.errors import InfeasibleError, PlanMismatchError
 from autopar.explain.origin import Remembered
 from autopar.explain.recovered import query_of
 from autopar.hardware.cluster import Cluster
@@ -115,3 +116,34 @@ def test_the_axis_is_called_by_what_runs() -> None:
     called = {way: parallelism(asked(program, ep=way)) for way in WAYS}
     assert called["dispatch"] == called["masked"] == "expert parallelism over 4 devices"
     assert "expert" not in called["gather"]
+
+
+def test_a_skewed_load_is_planned_with_copies_of_the_busiest_experts() -> None:
+    program, tensors = captured(8, "one expert has all")
+    skewed = {"ep": "dispatch", "expert_load": {"": [0, 0, 0, 0, 0, 0, 0, 1]}}
+    none, one = (asked(program, replicated_experts=number, **skewed) for number in (0, 1))
+    free = asked(program, **skewed)
+    assert one.replicated_experts == {"": (7,)} == free.replicated_experts
+    assert one.predicted.step_seconds < none.predicted.step_seconds
+    assert free.predicted.step_seconds == one.predicted.step_seconds
+    assert any(note.startswith("experts of which every rank has a copy: 1 of each layer (none") for note in free.notes)
+    assert asked(program, ep="dispatch").replicated_experts == {}, "nothing is known of an even load"
+    whole = asked(program, 1, dims={"dp_shard": 1})
+    assert worst(run_plan(program, free, tensors), run_plan(program, whole, tensors)) < 1e-13
+
+
+def test_a_plan_with_copies_is_kept_bound_and_asked(tmp_path: Path) -> None:
+    model, inputs = mixture("hits")
+    planner = autopar.Planner(model, inputs, cluster="2 cpu")
+    skewed = {"dims": {"ep": 2}, "ep": "dispatch", "mode": "fast", "expert_load": "zipf:3"}
+    plan = planner.plan(**skewed, replicated_experts=2)
+    plan.save(tmp_path / "plan.json")
+    again = planner.bind(Plan.load(tmp_path / "plan.json"), **skewed, replicated_experts=2)
+    assert again.replicated_experts == plan.replicated_experts != {}
+    product = next(name for name in again.operators if "expert_linear#0" in name)
+    assert "all_reduce" in str(again.explain(product))
+    assert "all_reduce" not in str(planner.plan(**skewed, replicated_experts=0).explain(product))
+    module = next(iter(plan.replicated_experts))
+    for wrong, words in (({module: (0, 99)}, "write experts from 0 to"), ({"nowhere": (0,)}, "no experts there")):
+        with pytest.raises(PlanMismatchError, match=words):
+            planner.bind(plan.with_(replicated_experts=wrong), **skewed)
