@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple, TypeVar
@@ -47,19 +47,25 @@ def with_expert_load(
 ) -> AnyProgram:
     """The program whose products of experts carry the load of their module, and the experts of it that are replicated;
     the program itself where they carry them already."""
+
+    def said(node: fx.Node) -> Mapping[str, object]:
+        module, both = module_of(node), ((LOAD, load), (REPLICATED, replicated))
+        return {key: tuple(each[module]) for key, each in both if module in each}
+
+    return with_said_of_experts(program, said)
+
+
+def with_said_of_experts(program: AnyProgram, said: Callable[[fx.Node], Mapping[str, object]]) -> AnyProgram:
+    """The program whose products of experts have in their meta what is said of them; the program itself where they have
+    it already."""
     if isinstance(program, MicroProgram):
-        return replace(program, program=with_expert_load(program.program, load, replicated),
-                       whole=with_expert_load(program.whole, load, replicated))  # fmt: skip
-    said = [
-        {key: tuple(each[module_of(node)]) for key, each in ((LOAD, load), (REPLICATED, replicated))
-         if module_of(node) in each}
-        for node in expert_products(program.graph)
-    ]  # fmt: skip
-    if all(own.items() <= node.meta.items() for node, own in zip(expert_products(program.graph), said, strict=True)):
+        return replace(program, program=with_said_of_experts(program.program, said),
+                       whole=with_said_of_experts(program.whole, said))  # fmt: skip
+    if all(said(node).items() <= node.meta.items() for node in expert_products(program.graph)):
         return program
     module = LazyGraphModule(program.graph_module, copied(program.graph))
-    for node, own in zip(expert_products(module.graph), said, strict=True):
-        node.meta |= own
+    for node in expert_products(module.graph):
+        node.meta |= said(node)
     return replace(program, graph_module=module)
 
 

@@ -30,7 +30,7 @@ class Dispatch(NamedTuple):
     what is left; position: of this rank in the group; replicated: experts among them whose rows stay at home. Of rows
     that travel is said, which computes nothing: how many times those of the mean rank the rank with most of them
     expects (busiest), memory is planned for (fullest), and what part of the busiest came to experts of its own
-    (travels)."""
+    (travels). room: rows that every rank sends to every expert (`capped_rows.py`), None: as many as it has."""
 
     start: int
     experts: int
@@ -42,6 +42,7 @@ class Dispatch(NamedTuple):
     busiest: float = 1.0
     travels: float = 1.0
     fullest: float = 1.0
+    room: int | None = None
 
     @property
     def places(self) -> list[int]:
@@ -78,7 +79,12 @@ def dispatch_order(
     keys = torch.where(travels, there, own + len(replicated))
     for place, one in enumerate(replicated):
         keys.masked_fill_(expert_ids == one, own + place)
-    counts = torch.zeros(ranks * buckets, dtype=torch.int64, device=keys.device)
+    return sorted_by(keys, ranks * buckets)
+
+
+def sorted_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Order of the rows (T,) by their keys, numbers below `count`; place of every row in it (T,); rows per key."""
+    counts = torch.zeros(count, dtype=torch.int64, device=keys.device)
     counts.scatter_add_(0, keys, torch.ones_like(keys))
     order = keys.argsort(stable=True)
     places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))

@@ -27,6 +27,9 @@ class Experts:
     """First layers that have a dense MLP instead."""
     every: int = 1
     """Every n-th layer has experts."""
+    groups: int = 1
+    groups_per_token: int = 1
+    """Routing takes a token's experts out of so many groups of equally many, one behind the other."""
     wide_router: bool = False
     """The router computes on a float32 copy of its input, which is saved."""
 

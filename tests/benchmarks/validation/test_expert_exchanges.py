@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from autopar.hardware.cluster import Cluster
-from benchmarks.validation.experts import copies, exchange_seconds
+from benchmarks.validation.experts import exchange_seconds
 from benchmarks.validation.runs import Experts, ModelShape, ParallelShape, Stack, TrainingRun
 
 RUN = TrainingRun(
@@ -21,18 +19,21 @@ RUN = TrainingRun(
 )  # fmt: skip
 
 
-def test_a_token_meets_the_nodes_of_its_experts_once() -> None:
-    assert copies(1, 8) == 1
-    assert copies(2, 1) == 1
-    assert copies(2, 2) == 1.5  # one of two halves in half of all cases
-    assert copies(10**6, 8) == pytest.approx(8, rel=1e-4)
-
-
 def test_forwarding_sends_less_between_nodes_and_as_much_inside() -> None:
     forwarded = replace(RUN, stack=replace(RUN.stack, forwards_tokens=True))
     assert exchange_seconds(forwarded, False) < 0.7 * exchange_seconds(RUN, False)
     inside = replace(RUN, parallel=ParallelShape(dp=32, ep=8))
     assert exchange_seconds(replace(inside, stack=forwarded.stack), False) == exchange_seconds(inside, False)
+
+
+def test_groups_of_experts_on_whole_nodes_bound_the_nodes_of_a_token() -> None:
+    def seconds(**groups: int) -> float:
+        experts = replace(RUN.model.experts, **groups)  # type: ignore[arg-type]
+        run = replace(RUN, model=replace(RUN.model, experts=experts), stack=replace(RUN.stack, forwards_tokens=True))
+        return exchange_seconds(run, False)
+
+    assert seconds(groups=4, groups_per_token=2) < 0.65 * seconds()
+    assert seconds(groups=8, groups_per_token=4) == seconds()  # a node holds two groups: nothing is said
 
 
 def test_only_recomputed_experts_exchange_again() -> None:

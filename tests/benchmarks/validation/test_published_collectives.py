@@ -11,11 +11,14 @@ from autopar.cost_models.nccl import ring_rate
 from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.devices import preset_names
+from autopar.hardware.group_topology import GroupTopology
 from benchmarks.validation.collective_machines import read_machine
 from benchmarks.validation.collective_profiles import nominal
 from benchmarks.validation.collectives import Question, bus_factor, cluster_of, naive, predict, read_bytes
 from benchmarks.validation.fit_collectives import STARTS, Sweep, Target, fit, log_errors
 from benchmarks.validation.schemas import schema_named
+from benchmarks.validation.token_exchanges import gpu_initiated
+from benchmarks.validation.token_routes import Leg, copies
 
 SWEEP, VIDUR, MI250 = (schema_named(f"coll_{name}") for name in ("nccl_tests", "vidur_network", "nnscaler_mi250"))
 EXCHANGE, SIMUMAX = schema_named("coll_deepep"), schema_named("coll_simumax_fits")
@@ -151,19 +154,68 @@ def test_lists_gathered_on_mi250_cost_their_copies_for_any_number_of_dies() -> N
     assert two < four < eight
 
 
-def test_tokens_that_leave_the_node_are_bound_by_its_nics() -> None:
-    fields = {
-        "lib": "DeepEP v1 low-latency",
-        "hw": "H800 CX7 400Gb/s",
-        "tokens_per_rank": "128",
-        "hidden": "7168",
-        "topk": "8",
-    }
-    rows = [{**fields, "ep": str(ranks), "op": op} for ranks in (32, 128) for op in ("dispatch_fp8", "combine_bf16")]
-    rates = [float(predicted.values["bottleneck_GBps"]) for predicted in predict(rows, EXCHANGE, "t0")]
-    assert rates == pytest.approx([48, 53, 39, 39], rel=0.1)
-    times = [float(predicted.values["latency_us"]) for predicted in predict(rows, EXCHANGE, "t0")]
-    assert times == pytest.approx([155, 273, 192, 369], rel=0.1)
+def exchange(lib: str, hw: str, ep: int, op: str, tokens: int, bottleneck: str) -> dict[str, str]:
+    return {
+        "lib": lib, "hw": hw, "ep": str(ep), "op": op, "tokens_per_rank": str(tokens), "hidden": "7168", "topk": "8",
+        "bottleneck": bottleneck,
+    }  # fmt: skip
+
+
+H800 = "H800 NVLink~160GB/s + CX7 400Gb/s"
+
+
+def test_dispatch_and_combine_cost_what_the_planner_asks_for_an_all_to_all() -> None:
+    # GB/s and us: DeepEP docs/legacy.md @dd758ca, README @dd758ca, its measurement on AWS p5en
+    rows = [
+        (exchange("DeepEP v1 normal", H800, 8, "dispatch_fp8", 4096, "NVLink"), 153, None),
+        (exchange("DeepEP v1 normal", H800, 8, "combine_bf16", 4096, "NVLink"), 158, None),
+        (exchange("DeepEP v1 normal", H800, 32, "dispatch_fp8", 4096, "RDMA"), 58, None),
+        (exchange("DeepEP v1 normal", H800, 32, "combine_bf16", 4096, "RDMA"), 57, None),
+        (exchange("DeepEP v1 low-latency", "H800 CX7 400Gb/s", 8, "dispatch_fp8", 128, "RDMA"), 98, 77),
+        (exchange("DeepEP v1 low-latency", "H800 CX7 400Gb/s", 32, "dispatch_fp8", 128, "RDMA"), 48, 155),
+        (exchange("DeepEP v1 low-latency", "H800 CX7 400Gb/s", 32, "combine_bf16", 128, "RDMA"), 53, 273),
+        (exchange("DeepEP v1 low-latency", "H800 CX7 400Gb/s", 128, "dispatch_fp8", 128, "RDMA"), 39, 192),
+        (exchange("DeepEP v1 low-latency", "H800 CX7 400Gb/s", 128, "combine_bf16", 128, "RDMA"), 39, 369),
+        (exchange("DeepEP v2 (24 SMs)", "SM100", 8, "dispatch_fp8", 8192, "NVLink"), 643, None),
+        (exchange("DeepEP on AWS P5en", "8x H200 NVLink (p5en)", 8, "dispatch_bf16", 4096, "NVLink"), 331.77, 936.5),
+    ]
+    for row_, rate, microseconds in rows:
+        (predicted,) = predict([row_], EXCHANGE, "t0")
+        assert float(predicted.values["bottleneck_GBps"]) == pytest.approx(rate, rel=0.15)
+        if microseconds is not None:
+            assert float(predicted.values["latency_us"]) == pytest.approx(microseconds, rel=0.15)
+
+
+def test_kernels_that_post_their_own_messages_wait_for_no_host_and_send_as_much() -> None:
+    topology = GroupTopology(ranks=128, nodes=16, ranks_per_node=8, groups_per_node=1)
+    cluster = Cluster.parse("16x8 H800")
+    small, mid, large = (
+        [leg.seconds(fabric) for fabric in (cluster, gpu_initiated(leg, cluster))]
+        for leg in (Leg(nbytes=nbytes, topology=topology) for nbytes in (1.0, 1e8, 1e9))
+    )
+    assert small[1] < 0.5 * small[0]
+    assert mid[0] - mid[1] == pytest.approx(large[0] - large[1])
+
+
+def test_rates_are_of_the_bytes_that_a_row_counts() -> None:
+    # of a token that 32 ranks of 4 nodes take NVLink carries 7.3 copies in the time in which the NICs carry 3.6
+    one, other = (
+        float(predict([exchange("DeepEP v1 normal", H800, 32, "combine_bf16", 4096, link)], EXCHANGE, "t0")[0].values[
+            "bottleneck_GBps"
+        ])
+        for link in ("NVLink", "RDMA")
+    )  # fmt: skip
+    assert one / other == pytest.approx(copies(32, 256, 8) / copies(4, 256, 8))
+
+
+def test_a_token_goes_to_four_nodes_at_most_where_the_published_routing_says_so() -> None:
+    def microseconds(lib: str) -> float:
+        row_ = exchange(lib, H800, 128, "combine_bf16", 4096, "RDMA")
+        return float(predict([row_], EXCHANGE, "t0")[0].values["latency_us"])
+
+    assert microseconds("DeepEP v2") / microseconds("DeepEP v1 normal") == pytest.approx(
+        copies(16, 256, 8) / copies(16, 256, 8, 4), rel=0.01
+    )
 
 
 def test_efficiencies_of_another_simulator_are_those_of_our_links() -> None:
