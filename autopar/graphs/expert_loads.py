@@ -2,6 +2,7 @@
 
     with_expert_load(program, {"layers.0.experts": (0.7, 0.1, 0.1, 0.1)})     the program whose products say so
     busiest_part((0.25, 0.25, 0.25, 0.25), ranks=2, rows=4096)                0.504: half of them, and its luck
+    fullest_part((0.25, 0.25, 0.25, 0.25), ranks=2, rows=4096)                0.520: it has more in one step of 100
 
 What is said here changes prices, never values: graphs of a rank hold as many rows as the busiest rank expects, and a
 run computes with those that come.
@@ -14,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from torch import fx
 
@@ -34,6 +35,8 @@ TRAVELS = "travelling_part"
 OWN_ROWS = "own_rows"
 """Key in the meta of a product with a block of the experts: what part of its rows has one of these."""
 PRODUCTS = ("expert_linear", "expert_outer")
+EXCEEDED, HALVINGS = 0.01, 40
+"""How likely some rank may have more rows in a step than memory is planned for, and how often that is bracketed."""
 NONE: Mapping[str, Sequence[int]] = {}
 REACH, POINTS = 6.0, 64
 """How far from the mean of the busiest rank a count is looked for, in standard deviations, and at how many points."""
@@ -94,29 +97,65 @@ def busiest_part(shares: tuple[float, ...], ranks: int, rows: int) -> float:
     is the largest mean, plus the integral, over all values above it, of how likely one of them is larger, less that,
     over all values below, of how likely none is.
     """
-    block = -(-len(shares) // ranks)
-    parts = Counter(math.fsum(shares[start : start + block]) for start in range(0, len(shares), block))
-    most = max(parts)
-    spread = math.sqrt(most * (1.0 - most) / max(rows, 1))
+    parts = _parts(shares, ranks)
+    most, spread = _largest(parts, rows)
     if spread == 0.0 or ranks == 1:
         return most
     step, found = REACH * spread / POINTS, most
     for point in range(-POINTS, POINTS):
         at = most + (point + 0.5) * step
-        below = math.prod(_below(at, part, rows) ** count for part, count in parts.items())
+        below = _none_above(at, parts, rows)
         found += step * ((1.0 - below) if at > most else -below)
     return min(1.0, found)
 
 
-def busiest_rows(
-    shares: Sequence[float], replicated: Collection[int], ranks: int, rows: int
-) -> tuple[float, float]:
-    """The parts of `rows` rows that the rank with most of them computes, and that came to experts of its own among
-    them: rows of replicated experts stay where they are, as many at every rank."""
-    received = busiest_part(
-        tuple(0.0 if expert in replicated else share for expert, share in enumerate(shares)), ranks, rows
-    )
-    return received + math.fsum(shares[expert] for expert in replicated) / ranks, received
+@cache
+def fullest_part(shares: tuple[float, ...], ranks: int, rows: int) -> float:
+    """The part of `rows` rows than which no rank has more, but with the chance `EXCEEDED`; as `busiest_part`."""
+    parts = _parts(shares, ranks)
+    most, spread = _largest(parts, rows)
+    below, above = most, min(1.0, most + REACH * spread)
+    for _ in range(HALVINGS):
+        middle = 0.5 * (below + above)
+        if _none_above(middle, parts, rows) < 1.0 - EXCEEDED:
+            below = middle
+        else:
+            above = middle
+    return above
+
+
+def _parts(shares: Sequence[float], ranks: int) -> Counter[float]:
+    """The part of the rows that a rank expects -> how many ranks do."""
+    block = -(-len(shares) // ranks)
+    return Counter(math.fsum(shares[start : start + block]) for start in range(0, len(shares), block))
+
+
+def _largest(parts: Counter[float], rows: int) -> tuple[float, float]:
+    """Mean and standard deviation of the part that the rank with the largest expects."""
+    most = max(parts)
+    return most, math.sqrt(most * (1.0 - most) / max(rows, 1))
+
+
+def _none_above(value: float, parts: Counter[float], rows: int) -> float:
+    """How likely no rank has more than this part of the rows."""
+    return math.prod(_below(value, part, rows) ** count for part, count in parts.items())
+
+
+class BusiestRows(NamedTuple):
+    """Parts of the rows of a layer. computed: by the rank with most of them; received: for experts of its own, among
+    these; fullest: than which none computes more, but with the chance `EXCEEDED`."""
+
+    computed: float
+    received: float
+    fullest: float
+
+
+def busiest_rows(shares: Sequence[float], replicated: Collection[int], ranks: int, rows: int) -> BusiestRows:
+    """Where rows of replicated experts stay at home, as many at every rank."""
+    travel = tuple(0.0 if expert in replicated else share for expert, share in enumerate(shares))
+    home = math.fsum(shares[expert] for expert in replicated) / ranks
+    received = busiest_part(travel, ranks, rows)
+    return BusiestRows(received + home, received, fullest_part(travel, ranks, rows) + home)
 
 
 def _below(value: float, part: float, rows: int) -> float:

@@ -73,7 +73,7 @@ def _dispatch(context: LocalContext, num_experts: int, layout: Layout) -> Dispat
     shares = tuple(share / max(math.fsum(own), 1e-30) for share in own)
     replicated = tuple(one for one in replicated_of(context.node) if start <= one < start + count)
     most, ranks, capacity = max(rows), math.prod(sizes), capacity_of(context.node)
-    computed, received = busiest_rows(shares, [one - start for one in replicated], ranks, ranks * most)
+    busiest = busiest_rows(shares, [one - start for one in replicated], ranks, ranks * most)
     return Dispatch(
         start=start,
         experts=count,
@@ -82,8 +82,9 @@ def _dispatch(context: LocalContext, num_experts: int, layout: Layout) -> Dispat
         position=sum(at * math.prod(sizes[i + 1 :]) for i, at in enumerate(group)),
         group="+".join(names),
         replicated=replicated,
-        busiest=ranks * computed,
-        travels=received / max(computed, 1e-30),
+        busiest=ranks * busiest.computed,
+        travels=busiest.received / max(busiest.computed, 1e-30),
+        fullest=ranks * busiest.fullest,
         room=None if capacity is None else places_per_expert(most, num_experts, capacity),
     )
 

@@ -237,6 +237,7 @@ class _DispatchedLayer(_Layer):
         axis_names: Sequence[str],
     ) -> None:
         self._there = there
+        self._more = max(1.0, there.fullest / max(there.busiest, 1e-30))
         self._axes = [axis_names.index(name) for name in there.group.split("+")]
         super().__init__(graph, products, every)
         self._lists: dict[tuple[str, int], fx.Node] = {}
@@ -262,7 +263,7 @@ class _DispatchedLayer(_Layer):
         for key in _LAID_OUT:
             node.meta.pop(key, None)
         node.meta |= {"local_shape": (self._rows_there(rows), *others)}
-        self._as_they_come(node)
+        self._as_they_come(node, self._more)
 
     def _may_join(self, node: fx.Node, how: RowWise) -> bool:
         """Rows of other ranks of the group are among those that are here. So nothing but rows may be split over it, and
@@ -287,14 +288,15 @@ class _DispatchedLayer(_Layer):
         equal = [width] * there.ranks
         table = self._sent(counts, (equal, equal), buckets, behind, first)
         replicated = [expert - there.start for expert in there.replicated]
-        said = (counts, table, there.ranks, there.experts, replicated, module_of(first))
+        planned = math.ceil(rows[0] * there.fullest)
+        said = (counts, table, there.ranks, there.experts, replicated, module_of(first), planned)
         self._sizes = self._insert(behind, dispatch.row_sizes, said, first)
-        self._sizes.meta |= {"local_shape": (2, there.ranks), "dtype": torch.int64, VARYING: True}
+        self._sizes.meta |= {"local_shape": (2, there.ranks), "dtype": torch.int64, VARYING: 1.0}
         shapes = (there_rows, there_rows, (held + replicas,))
         self._regrouped, self._ungrouped, each = self._items(
             behind, dispatch.received_order, (table, self._sizes, there.ranks, held, replicas), shapes, first
         )
-        self._regrouped.all_input_nodes[0].meta[VARYING] = True
+        self._as_they_come(self._regrouped.all_input_nodes[0], self._more)
         return [order, places, each]
 
     def _items(
@@ -339,7 +341,7 @@ class _DispatchedLayer(_Layer):
         if key not in self._lists:
             self._lists[key] = self._insert(self._sizes.next, dispatch.row_list, (self._sizes, side), self._sizes)
             self._lists[key].meta |= {
-                "phase": key[0], "local_shape": (self._there.ranks,), "dtype": torch.int64, VARYING: True,
+                "phase": key[0], "local_shape": (self._there.ranks,), "dtype": torch.int64, VARYING: 1.0,
             }  # fmt: skip
         return self._lists[key]
 
@@ -347,10 +349,12 @@ class _DispatchedLayer(_Layer):
         own = super()._arrived(source, index, reader)
         came = shape_of(self._regrouped) + shape_of(own)[1:]
         went = self._sent(own, (self._list(1, own), self._list(0, own)), came, reader, own)
-        return self._as_they_come(super()._arrived(went, self._regrouped, reader))
+        for node in (went, went.all_input_nodes[0]):
+            self._as_they_come(node, self._more)
+        return self._as_they_come(super()._arrived(went, self._regrouped, reader), self._more)
 
     def _returned(self, value: fx.Node, places: fx.Node, point: fx.Node, like: fx.Node) -> fx.Node:
-        by_rank = self._as_they_come(super()._returned(value, self._ungrouped, point, like))
+        by_rank = self._as_they_come(super()._returned(value, self._ungrouped, point, like), self._more)
         home = self._home + shape_of(by_rank)[1:]
         came = self._sent(by_rank, (self._list(0, by_rank), self._list(1, by_rank)), home, point, by_rank)
         return super()._returned(came, places, point, like)
@@ -402,9 +406,10 @@ class _DispatchedLayer(_Layer):
                 self._is_there(filled)
                 node.replace_input_with(operand, filled)
 
-    def _as_they_come(self, node: fx.Node) -> fx.Node:
-        """The node, which says that it makes or reads as many rows as come."""
-        node.meta[VARYING] = True
+    def _as_they_come(self, node: fx.Node, planned: float = 1.0) -> fx.Node:
+        """The node, which says that it makes or reads as many rows as come; planned: how many times the bytes that it
+        says memory is for."""
+        node.meta[VARYING] = planned
         return node
 
 
@@ -443,6 +448,6 @@ class _CappedLayer(_DispatchedLayer):
             node.args = (*node.args, True)
         return node
 
-    def _as_they_come(self, node: fx.Node) -> fx.Node:
+    def _as_they_come(self, node: fx.Node, planned: float = 1.0) -> fx.Node:
         """The node: all rows are known before they come."""
         return node

@@ -317,7 +317,7 @@ class Prices:
                 found.append(np.full(2, ranks * blocks * each / own))
                 continue
             replicated = replicated_of(node) if group > 1 else ()
-            found.append(np.multiply(ranks, busiest_rows(shares, replicated, ranks, round(own * group))))
+            found.append(np.multiply(ranks, busiest_rows(shares, replicated, ranks, round(own * group))[:2]))
         return np.array(found).T
 
     def _row_parts(self, node: fx.Node, strategies: Strategies) -> Floats:
