@@ -431,6 +431,8 @@ class _CappedLayer(_DispatchedLayer):
         arguments = (self._ids, *there[:4], there.room, held, module_of(first))
         shapes = (came, rows, came, came, (held,))
         found = self._items(self._behind(), _ours.capped_order.default, arguments, shapes, first)
+        for node in (*found[0].all_input_nodes, *found):  # of no operator that may be recomputed: rows are counted once
+            node.meta["operator"] = f"{module_of(first)}/capped_order"
         order, places, self._regrouped, self._ungrouped, each = found
         return [order, places, each]
 

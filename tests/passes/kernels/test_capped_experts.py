@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from autopar.capture import capture
+from autopar.capture import Captures, capture
 from autopar.graphs.expert_capacity import with_expert_capacity
 from autopar.graphs.node_values import VARYING
 from autopar.hardware.cluster import Cluster
@@ -24,8 +26,10 @@ from autopar.passes.lowering import chain as lowering
 from autopar.planner.planning import make_plan
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
+from autopar.questions import CapturedModel, plan_again
 from autopar.request import Request
 from autopar.runtime.step.replayed_graphs import waits_for_values
+from autopar.runtime.step_log import StepLog
 from tests.passes.hand_plans import Results, hand_plan, picked, run_plan, tensors_of, worst
 
 WIDTH, HIDDEN, CHOSEN, BATCH, TOKENS = 8, 12, 2, 8, 4
@@ -135,11 +139,17 @@ def kept_rows(ids: Tensor, ranks: int, experts: int, factor: float) -> Tensor:
     return kept
 
 
-def reference(of: Case, ranks: int, factor: float = FACTOR) -> Results:
-    """Loss and gradients in plain torch on one device."""
+def dropping(of: Case, ranks: int, factor: float = FACTOR) -> Dropped:
+    """The mixture in plain torch."""
     model = Dropped(of.experts, of.model.between, of.model.behind).double()
     model.load_state_dict(of.model.state_dict())
     model.kept = kept_rows(of.inputs["chosen"].reshape(-1), ranks, of.experts, factor)
+    return model
+
+
+def reference(of: Case, ranks: int, factor: float = FACTOR) -> Results:
+    """Loss and gradients of it on one device."""
+    model = dropping(of, ranks, factor)
     loss = model(**of.inputs)
     loss.backward()
     (name,) = [output.name for output in of.program.outputs if output.role == "loss"]
@@ -167,10 +177,11 @@ def products(plan: Plan) -> set[tuple[str | None, ...]]:
     return {chosen.axes for name, chosen in plan.operators.items() if "expert_" in name}
 
 
-def dropped(of: Case, ranks: int) -> list[int]:
-    """How many rows of every expert have no place."""
+def dropped(of: Case, ranks: int, own: int | None = None) -> list[int]:
+    """How many rows of every expert have no place; own: of this rank alone."""
     ids = of.inputs["chosen"].reshape(-1)
-    real = ids[~kept_rows(ids, ranks, of.experts, FACTOR)]
+    real = torch.where(kept_rows(ids, ranks, of.experts, FACTOR), -1, ids)
+    real = real if own is None else real.chunk(ranks)[own]
     return torch.bincount(real[(real >= 0) & (real < of.experts)], minlength=of.experts).tolist()
 
 
@@ -288,6 +299,33 @@ def test_what_goes_wrong_is_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(sort_by_expert._CappedLayer, "_order", order)
     assert worst(run_plan(of.program, plan, of.tensors), wanted) > 1e-3
+
+
+def test_rows_are_counted_once_and_logged_per_step(tmp_path: Path) -> None:
+    """Also where backward computes everything again."""
+    of = case()
+    plan = planned(of, ep=4)
+    again = [name for name in plan.operators if not name.endswith("/bwd")]
+    with StepLog(tmp_path / "run.jsonl", plan) as log:
+        for recomputed in ([], again):
+            with log.step():
+                found = run_plan(of.program, plan, of.tensors, recompute=recomputed)
+            assert worst(found, reference(of, 4)) < 1e-12
+    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    rows = torch.bincount(of.inputs["chosen"].reshape(-1), minlength=8).tolist()
+    assert [line["expert_rows"] for line in lines] == [{"": rows}] * 2
+    assert [line["dropped_rows"] for line in lines] == [{"": dropped(of, 4)}] * 2
+    assert sum(dropped(of, 4)) > 0
+
+
+def test_a_plan_for_another_batch_keeps_the_capacity() -> None:
+    of = case()
+    request = Request(cluster=Cluster.parse("4 cpu"), mode="fast")
+    captured = CapturedModel(
+        program=of.program, model=of.model, args=(), kwargs=dict(of.inputs), request=request, captures=Captures()
+    )
+    again = plan_again(of.program, request, planned(of, ep=4), captured)
+    assert (again.expert_capacity, products(again)) == (FACTOR, {("t+e",)})
 
 
 def test_every_message_is_as_long_and_no_counts_travel() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import autopar
-from autopar.errors import InfeasibleError, PlanMismatchError
+from autopar.errors import ConfigurationError, InfeasibleError, PlanMismatchError
 from autopar.explain.origin import Remembered
 from autopar.explain.recovered import query_of
 from autopar.hardware.cluster import Cluster
@@ -111,6 +111,24 @@ def test_a_plan_is_asked_in_the_way_of_its_experts() -> None:
         assert product in str(each.explain(product))
     other = plan.what_if(ep="masked")
     assert (other.question["ep"], expert_way(other)) == ("masked", "masked")
+
+
+def test_a_capacity_is_never_chosen_and_stays_with_its_plan() -> None:
+    """A file tells it to whoever asks about the plan."""
+    model, inputs = mixture("hits")
+    planner = autopar.Planner(model, inputs, cluster="2 cpu")
+    plan = planner.plan(dims={"ep": 2}, ep="capacity", expert_capacity=1.5, mode="fast")
+    again = planner.bind(Plan.from_json(plan.to_json()))
+    product = next(name for name in plan.operators if "expert_linear#0" in name)
+    assert (expert_way(again), again.expert_capacity) == ("capacity", 1.5)
+    assert str(again.explain(product)) == str(plan.explain(product))
+    assert isinstance(again.origin, Remembered)
+    assert query_of(again.origin.source, again).constraints.ep == "capacity"
+    assert "predicted" in str(plan.explain(vs="DDP"))
+    free = plan.what_if(ep=None, expert_capacity=None)
+    assert not any("capacity" in note for note in free.notes)
+    with pytest.raises(ConfigurationError, match="write ep='capacity', or leave it out"):
+        plan.what_if(ep="dispatch")
 
 
 def test_the_axis_is_called_by_what_runs() -> None:
