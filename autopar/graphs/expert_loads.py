@@ -37,6 +37,9 @@ OWN_ROWS = "own_rows"
 PRODUCTS = ("expert_linear", "expert_outer")
 EXCEEDED, HALVINGS = 0.01, 40
 """How likely some rank may have more rows in a step than memory is planned for, and how often that is bracketed."""
+WORTH_ONCE = 0.95
+"""Part of the rows below which tokens travel instead: who gets which is exchanged, too."""
+_MOST_LIKELY = 1.0 - 1e-9
 NONE: Mapping[str, Sequence[int]] = {}
 REACH, POINTS = 6.0, 64
 """How far from the mean of the busiest rank a count is looked for, in standard deviations, and at how many points."""
@@ -163,6 +166,51 @@ class BusiestRows(NamedTuple):
     computed: float
     received: float
     fullest: float
+
+
+@cache
+def sent_parts(
+    shares: tuple[float, ...], replicated: tuple[int, ...], ranks: int, chosen: int = 1
+) -> tuple[float, ...]:
+    """How many rows a rank sends to each, as a part of its own; experts lie in blocks, as torch.chunk cuts them, and
+    rows of replicated ones travel nowhere.
+
+    chosen: so many rows are those of one token, for different experts, and what is sent are tokens, each once to a
+    rank. An expert that a part p of the tokens choose is among the chosen ones with the odds p / (1 - p), whatever
+    others are: a token then has none of a rank's with the part of all sets of `chosen` experts, weighed by their odds,
+    that are without these (conditional Poisson sampling; exact where all shares are equal).
+    """
+    block, travel = -(-len(shares) // ranks), travelling(shares, replicated)
+    starts = range(0, block * ranks, block)
+    if chosen == 1:
+        return tuple(math.fsum(travel[start : start + block]) for start in starts)
+    parts = [min(chosen * share, _MOST_LIKELY) for share in shares]
+    odds = [part / (1.0 - part) for part in parts]
+    every = _weight_of_sets(odds, chosen)
+    found = []
+    for start in starts:
+        own = {expert for expert in range(start, min(start + block, len(shares))) if expert not in replicated}
+        without = _weight_of_sets([one for expert, one in enumerate(odds) if expert not in own], chosen)
+        none = without / every if every > 0.0 else math.prod(1.0 - parts[expert] for expert in own)
+        found.append((1.0 - none) / chosen)
+    return tuple(found)
+
+
+def _weight_of_sets(odds: Sequence[float], chosen: int) -> float:
+    """The sum over all sets of so many of the products of their odds."""
+    sums = [1.0] + [0.0] * chosen
+    for one in odds:
+        for size in range(chosen, 0, -1):
+            sums[size] += one * sums[size - 1]
+    return sums[chosen]
+
+
+def once_per_rank(shares: tuple[float, ...], replicated: tuple[int, ...], ranks: int, chosen: int) -> float | None:
+    """How many tokens travel, as a part of the rows that would: each once to a rank. None where that saves little."""
+    if chosen == 1 or ranks == 1 or not sum(travelling(shares, replicated)):
+        return None
+    rows, tokens = (math.fsum(sent_parts(shares, replicated, ranks, many)) for many in (1, chosen))
+    return tokens / rows if tokens <= WORTH_ONCE * rows else None
 
 
 def travelling(shares: Sequence[float], replicated: Collection[int]) -> tuple[float, ...]:

@@ -32,7 +32,7 @@ class Dispatch(NamedTuple):
 
     Of rows that travel is said, which computes nothing: how many times those of the mean rank the rank with most of
     them expects (busiest), memory is planned for (fullest), what part of the busiest came to experts of its own
-    (travels), and what part of its rows a rank sends to each (parts)."""
+    (travels), and what part of all rows goes to each expert (shares)."""
 
     start: int
     experts: int
@@ -43,7 +43,7 @@ class Dispatch(NamedTuple):
     replicated: tuple[int, ...] = ()
     busiest: float = 1.0
     travels: float = 1.0
-    parts: tuple[float, ...] = ()
+    shares: tuple[float, ...] = ()
     fullest: float = 1.0
     room: int | None = None
 

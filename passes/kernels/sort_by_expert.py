@@ -33,19 +33,22 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from autopar.graphs.expert_loads import EXCHANGED, ExchangedRows, module_of
+from autopar.graphs.expert_loads import EXCHANGED, ExchangedRows, module_of, once_per_rank, sent_parts
 from autopar.graphs.node_values import VARYING, VIEWS
 from autopar.layouts.placement import Partial, Shard
 from autopar.ops import dispatch, experts
+from autopar.ops import dispatched_tokens as tokens
 from autopar.ops.dispatch import Dispatch
 from autopar.passes.kernels.graph_patterns import dtype_of, shape_of
 from autopar.passes.kernels.ordered_rows import OrderedRows, viewed
 from autopar.passes.kernels.row_wise import RowWise
+from autopar.passes.kernels.token_copies import copied_tokens, token_sums
 from autopar.passes.kernels.zero_rows import rows_with_zeros
 
 _aten = torch.ops.aten
@@ -57,7 +60,6 @@ _ROUNDING = 1e-6
 """Of a row: so much above a whole number is what floats add."""
 _LAID_OUT = ("val", "layout", "global_shape", "output")
 """Keys in the meta of a value that lies as its operator was planned."""
-_COPIES = frozenset({_aten.reshape.default, _aten.clone.default})
 
 
 def sort_by_expert(graph: fx.Graph, axis_names: Sequence[str]) -> None:
@@ -179,22 +181,17 @@ class _Layer:
 
     def _tokens_of(self, value: fx.Node, order: fx.Node, reader: fx.Node) -> tuple[fx.Node, fx.Node] | None:
         """(tokens, the token of every row in order) of a value whose rows are k copies of each token."""
-        shape, copies = shape_of(value), value
-        while copies.target in _COPIES:
-            copies = copies.all_input_nodes[0]
-        if copies.target is not _aten.expand.default:
+        found = copied_tokens(value)
+        if found is None:
             return None
-        (tokens,) = copies.all_input_nodes
-        before, after = shape_of(tokens), shape_of(copies)
-        if len(after) < 2 or before != (after[0], 1, *after[2:]) or after[0] * after[1] != shape[0]:
-            return None
-        number, each = after[:2]
+        (copied, each), shape = found, shape_of(value)
         if each not in self._tokens:
             self._tokens[each] = self._insert(
                 order.next, _aten.div.Tensor_mode, (order, each), order, rounding_mode="floor"
             )
             self._tokens[each].meta.update(local_shape=shape_of(order), dtype=torch.int64)
-        flat = self._insert(reader, _aten.reshape.default, (tokens, [number, *shape[1:]]), reader)
+        number = shape[0] // each
+        flat = self._insert(reader, _aten.reshape.default, (copied, [number, *shape[1:]]), reader)
         flat.meta.update(local_shape=(number, *shape[1:]), dtype=dtype_of(value))
         return flat, self._tokens[each]
 
@@ -225,6 +222,19 @@ class _Layer:
         return node
 
 
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """Tokens that travel once to a rank, of `ops/dispatched_tokens.py`. each: rows of a token; sizes: of `pair_sizes`;
+    tokens: of the pairs that go; index: the pair of every row that came; there, home: by what rows are summed."""
+
+    each: int
+    sizes: fx.Node
+    tokens: fx.Node
+    index: fx.Node
+    there: tuple[fx.Node, fx.Node, fx.Node]
+    home: tuple[fx.Node, fx.Node, fx.Node]
+
+
 class _DispatchedLayer(_Layer):
     """Products whose rows travel to the rank that has their expert."""
 
@@ -240,7 +250,8 @@ class _DispatchedLayer(_Layer):
         self._more = max(1.0, there.fullest / max(there.busiest, 1e-30))
         self._axes = [axis_names.index(name) for name in there.group.split("+")]
         super().__init__(graph, products, every)
-        self._lists: dict[tuple[str, int], fx.Node] = {}
+        self._lists: dict[tuple[str, int, fx.Node], fx.Node] = {}
+        self._pairs: _Pairs | None = None
         self._replicas: dict[fx.Node, fx.Node] = {}
 
     def rewrite(self) -> None:
@@ -285,19 +296,89 @@ class _DispatchedLayer(_Layer):
         order, places, counts = self._items(
             behind, _ours.dispatch_order.default, arguments, (rows, rows, buckets), first
         )
-        equal = [width] * there.ranks
-        table = self._sent(counts, (equal, equal), buckets, behind, first)
+        each, pairs = self._each(), None
+        if each is not None:
+            pairs = self._token_pairs(order, counts, each, behind, first)
+        table, came = self._sent_counts(counts, None if pairs is None else pairs[-1], width, behind, first)
         replicated = [expert - there.start for expert in there.replicated]
         planned = math.ceil(rows[0] * there.fullest)
         said = (counts, table, there.ranks, there.experts, replicated, module_of(first), planned)
         self._sizes = self._insert(behind, dispatch.row_sizes, said, first)
         self._sizes.meta |= {"local_shape": (2, there.ranks), "dtype": torch.int64, VARYING: 1.0}
         shapes = (there_rows, there_rows, (held + replicas,))
-        self._regrouped, self._ungrouped, each = self._items(
+        self._regrouped, self._ungrouped, each_held = self._items(
             behind, dispatch.received_order, (table, self._sizes, there.ranks, held, replicas), shapes, first
         )
         self._as_they_come(self._regrouped.all_input_nodes[0], self._more)
-        return [order, places, each]
+        if each is not None and pairs is not None and came is not None:
+            self._pairs = self._received_pairs(each, pairs, table, came, behind, first)
+        return [order, places, each_held]
+
+    def _each(self) -> int | None:
+        """How many rows a token has, where tokens travel instead."""
+        operands = [one for node in sorted(self._rows.inside) for one in self._rows.operands(node)]
+        copied = (copied_tokens(one) for one in operands if not self._rows.is_ordered(one))
+        each = next((found[1] for found in copied if found is not None), 1)
+        return None if once_per_rank(*self._routed, each) is None else each
+
+    @property
+    def _routed(self) -> tuple[tuple[float, ...], tuple[int, ...], int]:
+        """What `sent_parts` and `once_per_rank` ask for."""
+        there = self._there
+        return there.shares, tuple(expert - there.start for expert in there.replicated), there.ranks
+
+    def _token_pairs(
+        self, order: fx.Node, counts: fx.Node, each: int, behind: fx.Node, first: fx.Node
+    ) -> list[fx.Node]:
+        """What `token_pairs` returns."""
+        (rows,), ranks = shape_of(order), self._there.ranks
+        shapes = [(rows,), (rows,), (rows,), (rows // each,), (ranks,)]
+        found = self._items(behind, _ours.token_pairs.default, (order, counts, ranks, each), shapes, first)
+        found[1].meta["dtype"] = torch.int32
+        found[1].all_input_nodes[0].meta["dtype"] = tuple(one.meta["dtype"] for one in found)
+        return found
+
+    def _sent_counts(
+        self, counts: fx.Node, pairs: fx.Node | None, width: int, behind: fx.Node, first: fx.Node
+    ) -> tuple[fx.Node, fx.Node | None]:
+        """The counts of all ranks for this one, and of the pairs."""
+        ranks = self._there.ranks
+        if pairs is None:
+            return self._sent(counts, ([width] * ranks,) * 2, (ranks * width,), behind, first), None
+        both = self._insert(behind, tokens.with_pairs, (counts, pairs), first)
+        both.meta.update(local_shape=(ranks * (width + 1),), dtype=torch.int64)
+        came = self._sent(both, ([width + 1] * ranks,) * 2, shape_of(both), behind, first)
+        table, came_pairs = self._items(
+            behind, tokens.without_pairs, (came, ranks), ((ranks * width,), (ranks,)), first
+        )
+        return table, came_pairs
+
+    def _received_pairs(
+        self, each: int, pairs: list[fx.Node], table: fx.Node, came: fx.Node, behind: fx.Node, first: fx.Node
+    ) -> _Pairs:
+        """Who has which tokens, exchanged by the places of all rows."""
+        pair_tokens, places, back, lengths, of_rank = pairs
+        ranks, there_rows = self._there.ranks, shape_of(self._regrouped)
+        sizes = self._insert(behind, tokens.pair_sizes, (of_rank, came), first)
+        sizes.meta |= {"local_shape": (2, ranks), "dtype": torch.int64, VARYING: 1.0}
+        part = min(1.0, math.fsum(sent_parts(*self._routed, each)) + self._stays() / each)
+        home, there = (math.ceil(part * rows - _ROUNDING) for rows in (self._home[0], there_rows[0]))
+        sent = self._sent_rows(places, False, there_rows, behind, first)
+        arguments = (sent, table, came, sizes, self._regrouped)
+        index, order, of_pair = self._items(
+            behind, tokens.received_tokens, arguments, (there_rows, there_rows, (there,)), first
+        )
+        self._as_they_come(index.all_input_nodes[0], self._more)
+        cut = [self._insert(behind, tokens.first_pairs, (one, sizes), first) for one in (pair_tokens, back)]
+        for node in cut:
+            node.meta.update(local_shape=(home,), dtype=torch.int64)
+            self._as_they_come(node)
+        return _Pairs(each, sizes, cut[0], index, (index, order, of_pair), (cut[0], cut[1], lengths))
+
+    def _stays(self) -> float:
+        """Whether some rows stay at home whoever has which experts."""
+        shares, replicated, _ = self._routed
+        return float(bool(replicated) or math.fsum(shares) < 1.0 - _ROUNDING)
 
     def _items(
         self, point: fx.Node, target: Callable[..., Any], args: tuple[Any, ...], shapes: Sequence[Any], like: fx.Node
@@ -320,13 +401,21 @@ class _DispatchedLayer(_Layer):
         """What comes of rows that go to the ranks of the group, of shape `came`; splits: what comes, and what goes."""
         return self._collective(_c10d.all_to_all_single.default, (rows, *splits), came, point, like)
 
-    def _sent_rows(self, rows: fx.Node, back: bool, came: tuple[int, ...], point: fx.Node, like: fx.Node) -> fx.Node:
-        """What comes of rows that go to their experts, or back."""
-        splits = self._list(0 if back else 1, rows), self._list(1 if back else 0, rows)
+    def _sent_rows(
+        self,
+        rows: fx.Node,
+        back: bool,
+        came: tuple[int, ...],
+        point: fx.Node,
+        like: fx.Node,
+        pairs: _Pairs | None = None,
+    ) -> fx.Node:
+        """What comes of rows that go to their experts, or back; of tokens, if these are pairs."""
+        splits = self._list(0 if back else 1, like, pairs), self._list(1 if back else 0, like, pairs)
         waited, there = self._sent(rows, splits, came, point, like), self._there
         if there.room is None:
-            exchanged = ExchangedRows(self._home[0], there.parts, back, there.travels)
-            waited.all_input_nodes[0].meta[EXCHANGED] = exchanged
+            parts = sent_parts(*self._routed, 1 if pairs is None else pairs.each)
+            waited.all_input_nodes[0].meta[EXCHANGED] = ExchangedRows(self._home[0], parts, back, there.travels)
         return waited
 
     def _collective(
@@ -341,23 +430,70 @@ class _DispatchedLayer(_Layer):
         waited.meta |= described
         return waited
 
-    def _list(self, side: int, phase_of: fx.Node) -> fx.Node | list[int]:
+    def _list(self, side: int, phase_of: fx.Node, pairs: _Pairs | None = None) -> fx.Node | list[int]:
         """What goes (0) or comes (1), as a list, which forward does not hand to backward."""
-        key = phase_of.meta["phase"], side
+        sizes = self._sizes if pairs is None else pairs.sizes
+        key = phase_of.meta["phase"], side, sizes
         if key not in self._lists:
-            self._lists[key] = self._insert(self._sizes.next, dispatch.row_list, (self._sizes, side), self._sizes)
+            self._lists[key] = self._insert(sizes.next, dispatch.row_list, (sizes, side), sizes)
             self._lists[key].meta |= {
                 "phase": key[0], "local_shape": (self._there.ranks,), "dtype": torch.int64, VARYING: 1.0,
             }  # fmt: skip
         return self._lists[key]
 
     def _arrived(self, source: fx.Node, index: fx.Node, reader: fx.Node) -> fx.Node:
+        if self._pairs is not None and index is self._tokens.get(self._pairs.each):
+            return self._arrived_tokens(self._pairs, source, reader)
         own = super()._arrived(source, index, reader)
         came = shape_of(self._regrouped) + shape_of(own)[1:]
         went = self._sent_rows(own, False, came, reader, own)
         for node in (went, went.all_input_nodes[0]):
             self._as_they_come(node, self._more)
         return self._as_they_come(super()._arrived(went, self._regrouped, reader), self._more)
+
+    def _arrived_tokens(self, pairs: _Pairs, source: fx.Node, reader: fx.Node) -> fx.Node:
+        """Rows of tokens, each of which travels once to a rank."""
+        own = self._as_they_come(self._select(source, pairs.tokens, reader, reader))
+        came = shape_of(pairs.there[2]) + shape_of(own)[1:]
+        went = self._sent_rows(own, False, came, reader, own, pairs)
+        for node in (went, went.all_input_nodes[0]):
+            self._as_they_come(node, self._more)
+        return self._as_they_come(self._select(went, pairs.index, reader, reader), self._more)
+
+    def _put_back(self, value: fx.Node, places: fx.Node, readers: list[fx.Node]) -> None:
+        """Rows where they came from; or, where the rows of a token are added up, sums of these from every rank."""
+        others = []
+        for reader in readers:
+            sums = None if self._pairs is None else token_sums(reader, value, self._pairs.each)
+            if self._pairs is None or sums is None:
+                others.append(reader)
+                continue
+            for total in sums:
+                self._sum_of_ranks(self._pairs, value, total)
+        if others:
+            super()._put_back(value, places, others)
+
+    def _sum_of_ranks(self, pairs: _Pairs, value: fx.Node, total: fx.Node) -> None:
+        """In place of a sum over the rows of every token: sums there, and of what comes back."""
+        like = value if total.meta["phase"] == value.meta["phase"] else total
+        there = self._summed(value, pairs.there, total, like)
+        self._as_they_come(there, self._more)
+        home = shape_of(pairs.tokens) + shape_of(there)[1:]
+        came = self._as_they_come(self._sent_rows(there, True, home, total, there, pairs))
+        self._as_they_come(came.all_input_nodes[0])
+        found = self._as_they_come(self._summed(came, pairs.home, total, like))
+        if shape_of(total) != shape_of(found):
+            found = self._insert(total, _aten.reshape.default, (found, list(shape_of(total))), like)
+        kept = ("operator", "local_shape", "dtype", *_LAID_OUT)
+        found.meta |= {key: total.meta[key] for key in kept if key in total.meta}
+        total.replace_all_uses_with(found)
+
+    def _summed(
+        self, rows: fx.Node, by: tuple[fx.Node, fx.Node, fx.Node], point: fx.Node, like: fx.Node
+    ) -> fx.Node:
+        node = self._insert(point, tokens.summed_rows, (rows, *by), like)
+        node.meta.update(local_shape=shape_of(by[2]) + shape_of(rows)[1:], dtype=dtype_of(rows))
+        return node
 
     def _returned(self, value: fx.Node, places: fx.Node, point: fx.Node, like: fx.Node) -> fx.Node:
         by_rank = self._as_they_come(super()._returned(value, self._ungrouped, point, like), self._more)
@@ -444,7 +580,7 @@ class _CappedLayer(_DispatchedLayer):
         assert self._there.room is not None
         return self._there.block * self._there.room
 
-    def _list(self, side: int, phase_of: fx.Node) -> list[int]:
+    def _list(self, side: int, phase_of: fx.Node, pairs: _Pairs | None = None) -> list[int]:
         return [self._sent_to_each()] * self._there.ranks
 
     def _select(self, value: fx.Node, index: fx.Node, point: fx.Node, like: fx.Node) -> fx.Node:

@@ -28,6 +28,7 @@ from autopar.graphs.collective_nodes import group_of
 from autopar.graphs.operator_names import base_name
 from autopar.layouts.placement import Mesh, local_shape
 from autopar.ops.dispatch import received_order, row_list
+from autopar.ops.dispatched_tokens import first_pairs, received_tokens, summed_rows
 from autopar.ops.symmetric_products import SYMMETRIC, gathered_products
 from autopar.passes.lowering.stage import LoweredStage
 from autopar.program import Program, returned_values
@@ -70,6 +71,9 @@ NOT_WITHOUT_VALUES: Mapping[object, str] = {
     _aten.repeat_interleave.Tensor: "how many rows it makes follows from values",
     received_order: "how many rows came follows from values",
     row_list: "the numbers are values",
+    received_tokens: "how many tokens came follows from values",
+    first_pairs: "how many tokens go follows from values",
+    summed_rows: "its lengths are values",
 }
 """Operators that do not run without values, though they may with them -> why."""
 

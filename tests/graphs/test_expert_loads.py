@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from autopar.graphs.expert_loads import EXCEEDED, busiest_part, fullest_part
+from autopar.graphs.expert_loads import EXCEEDED, busiest_part, fullest_part, once_per_rank, sent_parts
 
 
 def drawn(shares: tuple[float, ...], ranks: int, rows: int, draws: int = 400) -> Tensor:
@@ -38,3 +38,23 @@ def test_no_rank_has_more_than_the_fullest_but_in_one_step_of_a_hundred(shares: 
 def test_one_rank_has_all_and_uneven_blocks_have_more() -> None:
     assert busiest_part((0.25,) * 4, 1, 100) == 1.0
     assert busiest_part((1 / 60,) * 60, 8, 10**9) == pytest.approx(8 / 60, rel=1e-3)
+
+
+@pytest.mark.parametrize("chosen", [2, 4])
+@pytest.mark.parametrize("shares", [(1 / 16,) * 16, ZIPF], ids=["even", "zipf"])
+def test_tokens_that_travel_once_are_those_of_draws(shares: tuple[float, ...], chosen: int) -> None:
+    """Experts drawn one after the other, each once; their parts of the rows are those that come of it."""
+    generator, tokens = torch.Generator().manual_seed(1), 20000
+    picked = torch.multinomial(torch.tensor(shares).expand(tokens, -1), chosen, generator=generator)
+    found = tuple((picked.flatten().bincount(minlength=16).double() / picked.numel()).tolist())
+    hit = torch.stack([(picked // 4 == rank).any(1) for rank in range(4)]).double().mean(1) / chosen
+    assert sent_parts(found, (), 4, chosen) == pytest.approx(hit.tolist(), rel=0.02)
+    assert sent_parts(found, (), 4) == pytest.approx([sum(found[i : i + 4]) for i in range(0, 16, 4)])
+    if chosen == 4:
+        assert once_per_rank(found, (), 4, chosen) == pytest.approx(float(hit.sum()), rel=0.01)
+    assert once_per_rank(found, (), 4, 1) is None
+
+
+def test_where_one_expert_has_every_token_tokens_go_there_once() -> None:
+    assert sent_parts((1.0, 0.0, 0.0, 0.0), (), 2, 2) == (0.5, 0.0)
+    assert sent_parts((0.25,) * 4, (0, 1), 2, 2) == (0.0, pytest.approx(5 / 12)), "rows of copies stay"

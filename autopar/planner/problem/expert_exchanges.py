@@ -27,23 +27,27 @@ from autopar.graphs.operator_names import base_name
 from autopar.passes.kernels.graph_patterns import shape_of
 from autopar.passes.kernels.ordered_rows import OrderedRows, viewed
 from autopar.passes.kernels.row_wise import RowWise
+from autopar.passes.kernels.token_copies import copied_tokens, token_sums
 from autopar.passes.kernels.zero_rows import rows_with_zeros
 from autopar.planner.problem.graph_operators import value_bytes
 from autopar.program import Program
 from autopar.rules.engine import tensor_operands
 
-COUNT_BYTES = 8
-"""Of the number of rows that go to an expert, an int64."""
+COUNT_BYTES, PLACE_BYTES = 8, 4
+"""Of the number of rows that go to an expert, an int64, and of the place of a row's token, an int32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """What a product exchanges. nbytes: of all rows together, or of the replicated experts; cut_by: the operand whose
-    splits shorten it, or -1 for the result, or None where none does."""
+    splits shorten it, or -1 for the result, or None where none does; each: the rows are of tokens, so many of each, and
+    these may travel instead; places: of the numbers that say who gets which."""
 
     nbytes: int
     cut_by: int | None
     collective: Literal["all_to_all", "all_reduce"] = "all_to_all"
+    each: int = 1
+    places: int = 0
 
 
 def expert_exchanges(program: Program) -> dict[fx.Node, tuple[Message, ...]]:
@@ -70,7 +74,8 @@ def _of_layer(products: list[fx.Node], every: list[fx.Node]) -> Mapping[fx.Node,
     experts = next(shape_of(tensor_operands(p)[1])[0] for p in products if base_name(p.target) == "expert_linear")
     if not is_capped:
         found[products[0]].append(Message(COUNT_BYTES * experts, None))
-    last, entered = products[0], set()
+    each = 1 if is_capped else _rows_of_a_token(rows)
+    last, entered, tokens_enter = products[0], set(), False
     for node in sorted(rows.inside):
         last = node if node in found else last
         for operand in rows.operands(node):
@@ -78,12 +83,23 @@ def _of_layer(products: list[fx.Node], every: list[fx.Node]) -> Mapping[fx.Node,
             if not rows.is_ordered(operand) and key not in entered:
                 entered.add(key)
                 reader = tensor_operands(last).index(operand) if node is last else len(tensor_operands(last)) - 1
-                found[last].append(Message(value_bytes(operand), reader))
-        if rows.is_ordered(node) and any(not rows.reads(user, node) for user in node.users):
-            found[last].append(Message(value_bytes(node), -1 if base_name(last.target) == "expert_linear" else 0))
+                copies = each if copied_tokens(operand) is not None else 1
+                places = PLACE_BYTES * shape_of(operand)[0] * (copies > 1 and not tokens_enter)
+                tokens_enter = tokens_enter or copies > 1
+                found[last].append(Message(value_bytes(operand), reader, each=copies, places=places))
+        if rows.is_ordered(node) and (others := [user for user in node.users if not rows.reads(user, node)]):
+            are_sums = all(token_sums(other, node, each) is not None for other in others)
+            side = -1 if base_name(last.target) == "expert_linear" else 0
+            found[last].append(Message(value_bytes(node), side, each=each if are_sums else 1))
     for product, message in _replicas(products):
         found[product].append(message)
     return {product: tuple(messages) for product, messages in found.items()}
+
+
+def _rows_of_a_token(rows: OrderedRows) -> int:
+    """How many rows of a layer are copies of one token."""
+    entering = (one for node in sorted(rows.inside) for one in rows.operands(node) if not rows.is_ordered(one))
+    return next((found[1] for found in map(copied_tokens, entering) if found is not None), 1)
 
 
 def _replicas(products: list[fx.Node]) -> Iterator[tuple[fx.Node, Message]]:

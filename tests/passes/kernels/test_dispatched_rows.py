@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from autopar.capture import capture
 from autopar.errors import PlanMismatchError
-from autopar.graphs.expert_loads import busiest_part, fullest_part
+from autopar.graphs.expert_loads import busiest_part, fullest_part, sent_parts
 from autopar.graphs.kernel_groups import kernel_groups
 from autopar.graphs.node_values import VARYING, node_bytes
 from autopar.hardware.cluster import Cluster
@@ -165,7 +165,59 @@ def test_more_rows_than_memory_is_planned_for_are_named_where_it_runs_out() -> N
     assert dispatch.beyond_memory() == ""
 
 
-def test_rows_travel_once_each_way_and_pass() -> None:
+@pytest.fixture
+def rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token travels in place of its rows."""
+    monkeypatch.setattr(sort_by_expert, "once_per_rank", lambda *routed: None)
+
+
+def test_a_token_travels_once_to_a_rank_and_comes_back_as_one_sum() -> None:
+    program, _ = captured(8, "even")
+    found = [node.meta["local_shape"] for node in exchanges(program, planned(program, ep=2))]
+    rows, part = ROWS // 2, 2 * sum(sent_parts((1 / 8,) * 8, (), 2, CHOSEN)) / 2
+    assert part == pytest.approx(1 - 6 / 28), "two of the other four: 6 of 28 sets of two experts"
+    there = math.ceil(ROWS * busiest_part((1 / 8,) * 8, 2, ROWS))
+    home, came = math.ceil(part * rows), math.ceil(part * there)
+    assert sorted(shape for shape in found if len(shape) == 2) == sorted(
+        [(came, WIDTH), (home, WIDTH)] * 2 + [(there, 1)]
+    )
+    assert (2 * (4 + 1 + 1),) in found, "counts, and how many tokens"
+
+
+@pytest.mark.parametrize("kind", ["even", "one expert has all", "a rank without tokens", "some of no expert"])
+def test_rows_alone_travel_as_well(kind: str, rows_alone: None) -> None:
+    program, tensors = captured(8, kind, with_bias=kind != "some of no expert")
+    plan = planned(program, ep=4)
+    assert worst(run_plan(program, plan, tensors), run_plan(program, planned(program, dp_shard=1), tensors)) < 1e-13
+
+
+@pytest.mark.parametrize("wrong", ["tokens of a pair", "token of a row", "sums there", "sums at home"])
+def test_wrong_tokens_are_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, tensors = captured(8, "even")
+    wanted = run_plan(program, planned(program, dp_shard=1), tensors)
+    right = sort_by_expert._DispatchedLayer._received_pairs
+
+    def spoiled(self: sort_by_expert._DispatchedLayer, *args: Any) -> sort_by_expert._Pairs:
+        found = right(self, *args)
+
+        def turned(node: fx.Node) -> fx.Node:
+            with self._graph.inserting_after(node):
+                flipped = self._graph.call_function(torch.ops.aten.flip.default, (node, [0]))
+            flipped.meta = dict(node.meta)
+            return flipped
+
+        return {
+            "tokens of a pair": lambda: replace(found, tokens=turned(found.tokens)),
+            "token of a row": lambda: replace(found, index=turned(found.index)),
+            "sums there": lambda: replace(found, there=(turned(found.there[0]), *found.there[1:])),
+            "sums at home": lambda: replace(found, home=(turned(found.home[0]), *found.home[1:])),
+        }[wrong]()
+
+    monkeypatch.setattr(sort_by_expert._DispatchedLayer, "_received_pairs", spoiled)
+    assert worst(run_plan(program, planned(program, ep=2), tensors), wanted) > 1e-3
+
+
+def test_rows_travel_once_each_way_and_pass(rows_alone: None) -> None:
     program, _ = captured(8, "even")
     found = exchanges(program, planned(program, ep=4))
     home, there = ROWS // 4, math.ceil(ROWS * busiest_part((1 / 8,) * 8, 4, ROWS))
@@ -179,7 +231,7 @@ def test_rows_travel_once_each_way_and_pass() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["order of a rank", "order behind the exchange", "weights of another expert"])
-def test_what_goes_wrong_is_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_wrong_is_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch, rows_alone: None) -> None:
     program, tensors = captured(8, "even")
     wanted = run_plan(program, planned(program, dp_shard=1), tensors)
     right = sort_by_expert._DispatchedLayer._order
@@ -277,5 +329,5 @@ def test_a_skewed_load_costs_what_the_busiest_rank_does_and_computes_the_same() 
     even, skewed = (make_plan(program, replace(request, expert_load=load)) for load in (None, {"": (1,) + (0,) * 7}))
     assert products(even) == products(skewed) == {("t+e",)}
     assert skewed.objective_seconds > even.objective_seconds
-    assert max(n.meta["local_shape"] for n in exchanges(program, skewed)) == (ROWS, WIDTH)
+    assert (ROWS // CHOSEN, WIDTH) in {n.meta["local_shape"] for n in exchanges(program, skewed)}, "each token once"
     assert worst(run_plan(program, skewed, tensors), run_plan(program, even, tensors)) < 1e-13
