@@ -7,8 +7,8 @@
     add(z, x0)      x0 has as many bytes as z                           not in order: z is put back in front of it
 
 An operator joins if it treats every row alike (`row_wise.py`) and that moves fewer bytes than putting rows back, or, in
-front of products only, no more than ordering its own result. Where it makes rows wider that nothing in order reads (y in
-bf16, r in fp32), it leaves again: y is put back.
+front of products only, no more than ordering its own result. Where it makes rows wider that nothing in order reads (y
+in bf16, r in fp32), it leaves again: y is put back.
 """
 
 from __future__ import annotations
