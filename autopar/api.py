@@ -116,6 +116,7 @@ def compile(
     cp: ContextParallelism | None = None,
     ep: ExpertParallelism | None = None,
     expert_load: ExpertLoad | None = None,
+    expert_capacity: float | None = None,
     replicated_experts: ReplicatedExperts | None = None,
     time_limit: float | None = None,
     warm_start: Plan | str | Path | None = None,
@@ -163,6 +164,8 @@ def compile(
         default: on GPUs those that cost less.
     cp: how attention runs over an axis `cp` of dims: "ring", "ulysses" or "gather"; default: what costs least. ep: how
         products of experts run over an axis `ep`: "dispatch", "gather" or "masked"; default: what costs least.
+        Or "capacity", which drops rows: expert_capacity: how many times its even share of a rank's rows an expert takes
+        (1.25).
     expert_load: how the rows of mixtures are dealt out to their experts, for prices: "zipf:1.2", a log of `StepLog`
         ("run.jsonl"), or {"layers.*.experts": rows of each}; default: evenly. replicated_experts: of which every rank
         has a copy, where rows travel to the others: how many of the busiest, or {"layers.*.experts": [0, 3]}; default:
@@ -228,6 +231,7 @@ def compile(
         cp=cp,
         ep=ep,
         expert_load=expert_load,
+        expert_capacity=expert_capacity,
         replicated_experts=replicated_experts,
         time_limit=time_limit,
         warm_start=warm_start,
@@ -289,6 +293,7 @@ def plan(
     cp: ContextParallelism | None = None,
     ep: ExpertParallelism | None = None,
     expert_load: ExpertLoad | None = None,
+    expert_capacity: float | None = None,
     replicated_experts: ReplicatedExperts | None = None,
     time_limit: float | None = None,
     warm_start: Plan | str | Path | None = None,
@@ -324,6 +329,7 @@ def plan(
         cp=cp,
         ep=ep,
         expert_load=expert_load,
+        expert_capacity=expert_capacity,
         replicated_experts=replicated_experts,
         time_limit=time_limit,
         warm_start=warm_start,

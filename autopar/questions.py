@@ -27,6 +27,7 @@ from autopar.hardware.cluster import Cluster, check_cluster
 from autopar.planner.batch.micro_batch_program import Recapture
 from autopar.planner.planning import make_plan
 from autopar.planner.problem.program_cache import ProgramCache
+from autopar.plans.capacity_factor import CAPPED
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import PipelinePlan
 from autopar.program import Program, batch_size
@@ -223,6 +224,8 @@ def plan_again(program: Program, request: Request, pinned: Plan, recapture: Reca
         reduce_dtype=request.reduce_dtype,
         deterministic=request.deterministic,
         kernels=pinned.kernels,
+        ep=None if pinned.expert_capacity is None else CAPPED,
+        expert_capacity=pinned.expert_capacity,
         with_baselines=False,
         mode=request.mode,
     )

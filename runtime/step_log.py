@@ -11,9 +11,10 @@ One JSON line per step, written by rank 0: {"step": 0, "seconds": 0.41, "exposed
 Exposed communication is the time in which this rank waited for collectives; on GPUs, whose waits only order streams, it
 is null. Where rows of mixtures of experts travel to the rank of their expert, "expert_rows" says how many of this
 rank's went to each expert, per module: {"layers.0.experts": [812, 90, 61, 61]}; `expert_load="run.jsonl"` plans for the
-sums of a log. Peak memory is that of tensors on a GPU, and of the whole process on a CPU, Python and torch included; it
-is 0 on Windows. Trackers (`autopar.integrations.tensorboard`, `.wandb`) get the same numbers, by name:
-seconds/measured, seconds/predicted and so on.
+sums of a log. "dropped_rows" says alike how many of these an expert had no place for (`ep="capacity"`). Peak memory is
+that of tensors on a GPU, and of the whole process on a CPU, Python and torch included; it is 0 on Windows. Trackers
+(`autopar.integrations.tensorboard`, `.wandb`) get the same numbers, by name: seconds/measured, seconds/predicted and
+so on.
 """
 
 from __future__ import annotations
@@ -33,11 +34,15 @@ if sys.platform != "win32":
     import resource
 
 from autopar.errors import ConfigurationError
+from autopar.ops.capped_rows import counted_drops
 from autopar.ops.dispatch import counted_rows
 from autopar.plans.parallel_plan import Plan
 from autopar.request.expert_load import EXPERT_ROWS
 from autopar.runtime.collectives.communicator import waited_seconds
 from autopar.runtime.process_groups import rank
+
+DROPPED_ROWS = "dropped_rows"
+"""Key of the lines that counts rows for which an expert had no place."""
 
 
 class StepTracker(Protocol):
@@ -85,7 +90,7 @@ class StepLog:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
         begin, waited = time.perf_counter(), waited_seconds()
-        with counted_rows() as counted:
+        with counted_rows() as counted, counted_drops() as capped:
             yield
         if cuda:
             torch.cuda.synchronize()
@@ -96,7 +101,7 @@ class StepLog:
                 "exposed_communication_seconds": None if cuda else waited_seconds() - waited,
                 "peak_bytes": torch.cuda.max_memory_allocated() if cuda else _process_peak_bytes(),
                 "predicted": self._predicted,
-                **({EXPERT_ROWS: _sums(counted)} if counted else {}),
+                **_rows_of_experts(_sums(counted), capped),
             }
         )
         self._steps += 1
@@ -122,6 +127,15 @@ def _numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
 def _sums(counted: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, list[int]]:
     """Module -> rows per expert of all its calls."""
     return {module: torch.stack(list(rows)).sum(0).tolist() for module, rows in counted.items()}
+
+
+def _rows_of_experts(
+    counted: Mapping[str, list[int]], capped: Mapping[str, torch.Tensor]
+) -> dict[str, dict[str, list[int]]]:
+    """Rows of every expert, and those of them that were dropped, where there are such; capped: of `counted_drops`."""
+    rows = {**counted, **{module: both[0].tolist() for module, both in capped.items()}}
+    drops = {module: both[1].tolist() for module, both in capped.items()}
+    return {key: found for key, found in ((EXPERT_ROWS, rows), (DROPPED_ROWS, drops)) if found}
 
 
 def _opened(path: Path) -> TextIO:

@@ -43,6 +43,7 @@ TOPICS = (
     "explain/test_explain.py",
     "explain/test_stages.py",
     "integrations/test_step_trackers.py",
+    "passes/kernels/test_capped_experts.py",
     "passes/kernels/test_dispatched_rows.py",
     "passes/test_three_axes.py",
     "planner/pipelines/test_peaks.py",

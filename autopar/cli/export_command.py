@@ -92,6 +92,7 @@ def _priced(plan: Plan, uniform: UniformPlan, trust: bool) -> Plan:
         dims=uniform.dims or None,
         cp=uniform.asked_way,
         ep=uniform.asked_expert_way,
+        expert_capacity=uniform.expert_capacity,
         optimizer=arguments["optimizer"],
         precision=plan.precision,
         reduce_dtype=plan.reduce_dtype,

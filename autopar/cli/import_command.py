@@ -24,6 +24,8 @@ from autopar.plans.parallel_plan import Plan
 from autopar.report.progress_line import progress_line
 
 make_plan: Callable[..., Plan] = later("autopar.api", "plan")
+ONLY_ASKED = ("cp", "ep", "expert_capacity")
+"""Options that a plan names only where they were asked for."""
 NO_BATCH = "the configuration does not say the {}: give --{}"
 
 
@@ -69,7 +71,7 @@ def import_(
         if uniform.stages:
             found = found.edit(stage_edits(uniform.stages, found))
     asked = {**options, "dims": ",".join(f"{axis}={size}" for axis, size in options["dims"].items()), "constraints": []}
-    asked = {name: value for name, value in asked.items() if value is not None or name not in ("cp", "ep")}
+    asked = {name: value for name, value in asked.items() if value is not None or name not in ONLY_ASKED}
     question = {"model": model, "cluster_text": cluster, "optimizer": optimizer, **sizes, **asked}
     found = found.with_(question={**found.question, **question})
     if output is not None:

@@ -43,6 +43,10 @@ def model_options(command: Command) -> Command:
             help="How products of experts run over an axis ep of --dims. Default: what costs least.",
         ),
         click.option(
+            "--expert-capacity", type=float,
+            help="With --ep capacity: how many times its even share of a rank's rows an expert takes, such as 1.25.",
+        ),
+        click.option(
             "--expert-load", metavar="zipf:S|LOG",
             help="How rows are dealt out to experts: zipf:1.2, or a log of StepLog (run.jsonl). Default: evenly.",
         ),

@@ -87,7 +87,8 @@ class BindingLimits:
         mesh, free = self.plan.mesh, _free_names(self.plan.mesh)
         if request.dims and mesh != free:
             said = f"axes named {', '.join(mesh.axis_names)}"
-            yield from self._without(said, replace(request, dims=None, cp=None, ep=None, replicated_experts=None), free)
+            unnamed = replace(request, dims=None, cp=None, ep=None, replicated_experts=None, expert_capacity=None)
+            yield from self._without(said, unnamed, free)
 
     def _memory(self) -> Iterator[Relaxed]:
         best = self.resolver.without_limit()

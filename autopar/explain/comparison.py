@@ -91,7 +91,8 @@ def compare_plans(source: Source, plan: Plan, other: Plan | str) -> Comparison:
 def _known(source: Source, plan: Plan, name: str) -> tuple[Plan, list[str], Request]:
     """A baseline by name, completed by the planner, and what was asked; one that does not fit too, with a note."""
     dims = _dims_of(source, plan, name)
-    free = replace(source.request, constraints=None, recompute=None, micro_batches=None, schedule=None)
+    free = replace(source.request, constraints=None, recompute=None, micro_batches=None, schedule=None, dims=None,
+                   cp=None, ep=None, replicated_experts=None, expert_capacity=None)  # fmt: skip
     free = replace(free, dims=dims, mesh=None, with_baselines=False, cache_dir=None, warm_start=None, mode="fast")
     try:
         return source.plan(free), [], free

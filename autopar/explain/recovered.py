@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autopar.explain.source import Source
+from autopar.graphs.expert_capacity import with_expert_capacity
 from autopar.hardware.cluster import refuse_mixed
 from autopar.planner.meshes.choose_micro_batches import in_parts_of
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.recovered_problem import Recovered, recover
 from autopar.plans.parallel_plan import Plan
-from autopar.plans.parallelism import expert_way
+from autopar.plans.parallelism import asked_expert_way
 from autopar.request import Request
 
 
@@ -23,13 +24,14 @@ def query_of(source: Source, plan: Plan, request: Request | None = None) -> Quer
     asked = request or source.request
     refuse_mixed(asked.cluster, "an explanation")
     asked = replace(asked, time_limit=None, warm_start=None, kernels=plan.kernels)
-    query = Query.of(source.program, asked, kept=source.kept)
-    constraints = replace(query.constraints, ep=query.constraints.ep or expert_way(plan))
+    program = with_expert_capacity(source.program, plan.expert_capacity)
+    query = Query.of(program, asked, kept=source.kept)
+    constraints = replace(query.constraints, ep=query.constraints.ep or asked_expert_way(plan))
     query = replace(query, hidden_share=plan.hidden_share, offered=query.offered | plan.implementations)
     query = replace(query, constraints=constraints)
     if plan.micro_batches == 1:
         return query
-    return in_parts_of(query, source.in_parts(plan))
+    return in_parts_of(query, with_expert_capacity(source.in_parts(plan), plan.expert_capacity))
 
 
 def recovered_plan(source: Source, plan: Plan) -> Recovered:

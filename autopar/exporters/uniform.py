@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Shard
+from autopar.plans.capacity_factor import CAPPED
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.parallelism import (
     PRODUCTS,
@@ -49,7 +50,8 @@ class UniformPlan:
     """Degrees; their product is the number of devices (cp counts cp_inner). cp_way: how attention runs over the cp
     ranks, None where nobody says; cp_inner: of these, ranks beside each other that split heads in a ring of the others
     ("mixed"); cp_shards: parameters are stored split over them, too; ep_shards: those of no experts over the ep ranks,
-    which see different samples. zero_stage: 0 where nothing is sharded, 2 where
+    which see different samples; expert_capacity: how many times its even share of a rank's rows an
+    expert takes, None: all. zero_stage: 0 where nothing is sharded, 2 where
     gathered weights are kept for backward, else 3. schedule, chunks: of the pipeline. batch: samples of a step, None
     where the plan does not say. stages: module -> stage, where a configuration says it. lost: sentences about what the
     plan does and this configuration does not."""
@@ -63,6 +65,7 @@ class UniformPlan:
     cp_shards: bool = False
     ep: int = 1
     ep_shards: bool = False
+    expert_capacity: float | None = None
     pp: int = 1
     zero_stage: int = 0
     sequence_parallel: bool = False
@@ -108,7 +111,9 @@ class UniformPlan:
     @property
     def asked_expert_way(self) -> ExpertWay | None:
         """As `autopar.plan(ep=...)` takes it: in all tools rows travel."""
-        return None if self.ep == 1 else "dispatch"
+        if self.ep == 1:
+            return None
+        return "dispatch" if self.expert_capacity is None else CAPPED
 
 
 def nearest_uniform(plan: Plan) -> UniformPlan:
@@ -134,6 +139,7 @@ def nearest_uniform(plan: Plan) -> UniformPlan:
         cp_inner=inner,
         cp_shards=shards_over_cp,
         ep_shards=bool(over_ep),
+        expert_capacity=plan.expert_capacity if degrees["ep"] > 1 else None,
         zero_stage=zero_stage(plan, roles) or (zero_stage_of(over_cp) if shards_over_cp else 0)
         or (zero_stage_of(over_ep) if over_ep else 0),
         sequence_parallel=_sequence_parallel(plan, roles),
@@ -169,7 +175,7 @@ def _lost_expert_ways(plan: Plan, roles: tuple[Role, ...]) -> Iterator[str]:
     """Products of experts whose rows do not travel over expert parallelism, as they do in all tools."""
     for axis, role in enumerate(roles):
         ways = expert_ways(plan, axis)
-        others = ways.total() - ways["dispatch"]
+        others = ways.total() - ways["dispatch"] - ways[CAPPED]
         if role == "ep" and others:
             which = f"{others} of {ways.total()} products of experts"
             yield f"{which} send no rows over {_axis(plan, axis)}; in tools all do"

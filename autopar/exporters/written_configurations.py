@@ -33,6 +33,11 @@ EXCHANGES: Mapping[Way, str] = {"ring": "p2p", "ulysses": "a2a", "gather": "allg
 """Ways of context parallelism -> `--cp-comm-type` of Megatron-LM; "a2a+p2p" splits heads in a ring."""
 TWO_LEVELS = "a2a+p2p"
 
+CAPACITY_FACTOR, PADS, DROP_POLICY = (
+    "moe-expert-capacity-factor", "moe-pad-expert-input-to-capacity", "moe-token-drop-policy",
+)  # fmt: skip
+"""Flags of Megatron-LM: a capacity of experts; that every rank sends so many rows to each; whose rows are dropped."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
@@ -74,6 +79,9 @@ def torchtitan(_plan: Plan, uniform: UniformPlan) -> tuple[str, list[str]]:
         tables["parallelism"]["context_parallel_rotate_method"] = rotation
     lost += _lost_of_context(uniform, ROTATIONS, always_shards=True)
     lost += _lost_of_experts(uniform, uniform.cp * uniform.tp, always_shards=True)
+    if uniform.expert_capacity is not None:
+        beyond = f"{uniform.expert_capacity:g} times an expert's even share"
+        lost.append(f"rows beyond {beyond} are dropped in the plan only")
     if uniform.schedule is not None:
         name = TITAN_SCHEDULES.get(uniform.schedule)
         if name is None:
@@ -108,6 +116,8 @@ def megatron(_plan: Plan, uniform: UniformPlan) -> tuple[str, list[str]]:
         flags["cp-comm-type"] = EXCHANGES[uniform.asked_way]
     lost += _lost_of_context(uniform, EXCHANGES, always_shards=uniform.zero_stage > 0, two_levels=True)
     lost += _lost_of_experts(uniform, uniform.cp, always_shards=uniform.zero_stage > 0)
+    if uniform.expert_capacity is not None:
+        flags |= {CAPACITY_FACTOR: uniform.expert_capacity, PADS: True, DROP_POLICY: "position"}
     if uniform.tp > 1 and uniform.sequence_parallel:
         flags["sequence-parallel"] = True
     if uniform.schedule is not None and uniform.schedule not in MEGATRON_SCHEDULES:

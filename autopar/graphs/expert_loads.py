@@ -2,6 +2,7 @@
 
     with_expert_load(program, {"layers.0.experts": (0.7, 0.1, 0.1, 0.1)})     the program whose products say so
     busiest_part((0.25, 0.25, 0.25, 0.25), ranks=2, rows=4096)                0.504: half of them, and its luck
+    fullest_part((0.25, 0.25, 0.25, 0.25), ranks=2, rows=4096)                0.520: it has more in one step of 100
 
 What is said here changes prices, never values: graphs of a rank hold as many rows as the busiest rank expects, and a
 run computes with those that come.
@@ -11,10 +12,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from torch import fx
 
@@ -29,11 +30,13 @@ LOAD = "expert_load"
 """Key in the meta of a product of experts: the part of the rows that goes to each."""
 REPLICATED = "replicated_experts"
 """Key in the meta of a product of experts: those of which every rank has a copy where rows travel."""
-TRAVELS = "travelling_part"
-"""Key in the meta of an exchange: the part of its rows that is not at home whatever the load."""
+EXCHANGED = "exchanged_rows"
+"""Key in the meta of an exchange of rows: its `ExchangedRows`."""
 OWN_ROWS = "own_rows"
 """Key in the meta of a product with a block of the experts: what part of its rows has one of these."""
 PRODUCTS = ("expert_linear", "expert_outer")
+EXCEEDED, HALVINGS = 0.01, 40
+"""How likely some rank may have more rows in a step than memory is planned for, and how often that is bracketed."""
 NONE: Mapping[str, Sequence[int]] = {}
 REACH, POINTS = 6.0, 64
 """How far from the mean of the busiest rank a count is looked for, in standard deviations, and at how many points."""
@@ -44,19 +47,25 @@ def with_expert_load(
 ) -> AnyProgram:
     """The program whose products of experts carry the load of their module, and the experts of it that are replicated;
     the program itself where they carry them already."""
+
+    def said(node: fx.Node) -> Mapping[str, object]:
+        module, both = module_of(node), ((LOAD, load), (REPLICATED, replicated))
+        return {key: tuple(each[module]) for key, each in both if module in each}
+
+    return with_said_of_experts(program, said)
+
+
+def with_said_of_experts(program: AnyProgram, said: Callable[[fx.Node], Mapping[str, object]]) -> AnyProgram:
+    """The program whose products of experts have in their meta what is said of them; the program itself where they have
+    it already."""
     if isinstance(program, MicroProgram):
-        return replace(program, program=with_expert_load(program.program, load, replicated),
-                       whole=with_expert_load(program.whole, load, replicated))  # fmt: skip
-    said = [
-        {key: tuple(each[module_of(node)]) for key, each in ((LOAD, load), (REPLICATED, replicated))
-         if module_of(node) in each}
-        for node in expert_products(program.graph)
-    ]  # fmt: skip
-    if all(own.items() <= node.meta.items() for node, own in zip(expert_products(program.graph), said, strict=True)):
+        return replace(program, program=with_said_of_experts(program.program, said),
+                       whole=with_said_of_experts(program.whole, said))  # fmt: skip
+    if all(said(node).items() <= node.meta.items() for node in expert_products(program.graph)):
         return program
     module = LazyGraphModule(program.graph_module, copied(program.graph))
-    for node, own in zip(expert_products(module.graph), said, strict=True):
-        node.meta |= own
+    for node in expert_products(module.graph):
+        node.meta |= said(node)
     return replace(program, graph_module=module)
 
 
@@ -88,29 +97,85 @@ def busiest_part(shares: tuple[float, ...], ranks: int, rows: int) -> float:
     is the largest mean, plus the integral, over all values above it, of how likely one of them is larger, less that,
     over all values below, of how likely none is.
     """
-    block = -(-len(shares) // ranks)
-    parts = Counter(math.fsum(shares[start : start + block]) for start in range(0, len(shares), block))
-    most = max(parts)
-    spread = math.sqrt(most * (1.0 - most) / max(rows, 1))
+    parts = _parts(shares, ranks)
+    most, spread = _largest(parts, rows)
     if spread == 0.0 or ranks == 1:
         return most
     step, found = REACH * spread / POINTS, most
     for point in range(-POINTS, POINTS):
         at = most + (point + 0.5) * step
-        below = math.prod(_below(at, part, rows) ** count for part, count in parts.items())
+        below = _none_above(at, parts, rows)
         found += step * ((1.0 - below) if at > most else -below)
     return min(1.0, found)
 
 
-def busiest_rows(
-    shares: Sequence[float], replicated: Collection[int], ranks: int, rows: int
-) -> tuple[float, float]:
-    """The parts of `rows` rows that the rank with most of them computes, and that came to experts of its own among
-    them: rows of replicated experts stay where they are, as many at every rank."""
-    received = busiest_part(
-        tuple(0.0 if expert in replicated else share for expert, share in enumerate(shares)), ranks, rows
-    )
-    return received + math.fsum(shares[expert] for expert in replicated) / ranks, received
+@cache
+def fullest_part(shares: tuple[float, ...], ranks: int, rows: int) -> float:
+    """The part of `rows` rows than which no rank has more, but with the chance `EXCEEDED`; as `busiest_part`."""
+    parts = _parts(shares, ranks)
+    most, spread = _largest(parts, rows)
+    below, above = most, min(1.0, most + REACH * spread)
+    for _ in range(HALVINGS):
+        middle = 0.5 * (below + above)
+        if _none_above(middle, parts, rows) < 1.0 - EXCEEDED:
+            below = middle
+        else:
+            above = middle
+    return above
+
+
+def _parts(shares: Sequence[float], ranks: int) -> Counter[float]:
+    """The part of the rows that a rank expects -> how many ranks do."""
+    block = -(-len(shares) // ranks)
+    return Counter(math.fsum(shares[start : start + block]) for start in range(0, len(shares), block))
+
+
+def _largest(parts: Counter[float], rows: int) -> tuple[float, float]:
+    """Mean and standard deviation of the part that the rank with the largest expects."""
+    most = max(parts)
+    return most, math.sqrt(most * (1.0 - most) / max(rows, 1))
+
+
+def _none_above(value: float, parts: Counter[float], rows: int) -> float:
+    """How likely no rank has more than this part of the rows."""
+    return math.prod(_below(value, part, rows) ** count for part, count in parts.items())
+
+
+class ExchangedRows(NamedTuple):
+    """What goes over the links. rows: of each rank, at home; parts: of these to every rank of the group, what stays at
+    home whatever the load is in none; back: they return. travels: of the rows that the busiest rank computes, the part
+    that came to experts of its own."""
+
+    rows: int
+    parts: tuple[float, ...]
+    back: bool
+    travels: float
+
+    def sent(self, position: int) -> list[float]:
+        """Rows that the rank at a position of the group sends to every rank of it."""
+        return [self.rows * (self.parts[position] if self.back else part) for part in self.parts]
+
+
+class BusiestRows(NamedTuple):
+    """Parts of the rows of a layer. computed: by the rank with most of them; received: for experts of its own, among
+    these; fullest: than which none computes more, but with the chance `EXCEEDED`."""
+
+    computed: float
+    received: float
+    fullest: float
+
+
+def travelling(shares: Sequence[float], replicated: Collection[int]) -> tuple[float, ...]:
+    """The part of all rows that travels to each expert."""
+    return tuple(0.0 if expert in replicated else share for expert, share in enumerate(shares))
+
+
+def busiest_rows(shares: Sequence[float], replicated: Collection[int], ranks: int, rows: int) -> BusiestRows:
+    """Where rows of replicated experts, and those of no expert among these, stay at home, as many at every rank."""
+    travel = travelling(shares, replicated)
+    home = max(0.0, 1.0 - math.fsum(travel)) / ranks
+    received = busiest_part(travel, ranks, rows)
+    return BusiestRows(received + home, received, fullest_part(travel, ranks, rows) + home)
 
 
 def _below(value: float, part: float, rows: int) -> float:

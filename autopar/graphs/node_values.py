@@ -21,17 +21,19 @@ VIEWS = frozenset({aten.reshape.default, aten.permute.default, aten.expand.defau
 
 VARYING = "rows_vary"
 """Key in the meta of a node that makes or reads as many rows as come: what its shape says is an expectation, and no
-kernel is compiled for it."""
+kernel is compiled for it. It holds how many times the bytes of that shape memory is planned for."""
 
 
 def node_bytes(node: fx.Node) -> int:
-    """Bytes of the local value of a node; 0 for helpers whose shape was not described."""
+    """Bytes of the local value of a node, of one whose rows vary those that memory is planned for; 0 for helpers whose
+    shape was not described."""
     shapes, dtypes = node.meta.get("local_shape"), node.meta.get("dtype")
     if shapes is None or dtypes is None:
         return 0
+    planned = float(node.meta.get(VARYING, 1.0))
     if isinstance(dtypes, torch.dtype):
-        return int(math.prod(shapes) * dtypes.itemsize)
-    return sum(math.prod(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True) if s is not None)
+        return int(math.prod(shapes) * dtypes.itemsize * planned)
+    return int(planned * sum(math.prod(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True) if s is not None))
 
 
 def describe_values(nodes: Iterable[fx.Node]) -> None:

@@ -24,7 +24,7 @@ from autopar.exporters.written_configurations import SHARDING, TITAN_SCHEDULES
 from autopar.files import decoded_json
 from autopar.importers.read_context import EXCHANGE_FLAGS, exchange, left_to_the_planner, rotation, sequence_ranks
 from autopar.importers.read_device_map import stages_of_map
-from autopar.importers.read_experts import expert_ranks, experts_elsewhere
+from autopar.importers.read_experts import capacity_elsewhere, expert_capacity, expert_ranks, experts_elsewhere
 from autopar.importers.settings import Settings
 
 PRECISIONS = {"bfloat16": "bf16", "float32": "fp32", "bf16": "bf16", "no": "fp32"}
@@ -65,6 +65,7 @@ def plan_options(uniform: UniformPlan) -> dict[str, Any]:
         "dims": uniform.dims or {"dp_replicate": 1},
         "cp": uniform.asked_way,
         "ep": uniform.asked_expert_way,
+        "expert_capacity": uniform.expert_capacity,
         "micro_batches": uniform.micro_batches if says_parts else None,
         "schedule": uniform.schedule,
         "recompute": uniform.recompute,
@@ -155,6 +156,7 @@ def megatron(text: str, num_devices: int, origin: str) -> UniformPlan:
         tp=tp,
         ep=ep,
         ep_shards=sharded and ep > 1,
+        expert_capacity=expert_capacity(flags, ep),
         cp=cp,
         cp_way=way,
         cp_inner=inner,
@@ -173,6 +175,7 @@ def megatron(text: str, num_devices: int, origin: str) -> UniformPlan:
             *(["how many chunks a rank holds is the planner's choice"] if interleaved else ()),
             *left_to_the_planner(cp, order=way != "ulysses", shards=bool(sharded), levels=inner > 1),
             *experts_elsewhere(flags, "expert-model-parallel-size", beside=beside),
+            *capacity_elsewhere(flags, ep),
         ),
     )
 

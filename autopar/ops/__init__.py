@@ -13,6 +13,7 @@ from autopar.ops.attention_operator import (
     attention_backward_with_mask_by_index,
     attention_by_index,
 )
+from autopar.ops.capped_rows import capped_order
 from autopar.ops.ctc import ctc_loss, ctc_loss_backward
 from autopar.ops.dropout_operator import dropout, dropout_backward, dropout_by_index
 from autopar.ops.experts import expert_linear, expert_outer
@@ -28,6 +29,7 @@ __all__ = [
     "attention_backward_with_mask",
     "attention_backward_with_mask_by_index",
     "attention_by_index",
+    "capped_order",
     "ctc_loss",
     "ctc_loss_backward",
     "dropout",

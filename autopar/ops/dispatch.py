@@ -27,9 +27,12 @@ from torch import Tensor
 
 class Dispatch(NamedTuple):
     """Where experts are: the group holds `experts` of them from `start` on, each of its `ranks` `block`, the last one
-    what is left; position: of this rank in the group; replicated: experts among them whose rows stay at home. busiest:
-    how many times as many rows as the mean rank the one with most of them expects, and travels: the part of these that
-    came to experts of its own, which are said of shapes and compute nothing."""
+    what is left; position: of this rank in the group; replicated: experts among them whose rows stay at home; room:
+    rows that every rank sends to every expert (`capped_rows.py`), None: as many as it has.
+
+    Of rows that travel is said, which computes nothing: how many times those of the mean rank the rank with most of
+    them expects (busiest), memory is planned for (fullest), what part of the busiest came to experts of its own
+    (travels), and what part of its rows a rank sends to each (parts)."""
 
     start: int
     experts: int
@@ -40,6 +43,9 @@ class Dispatch(NamedTuple):
     replicated: tuple[int, ...] = ()
     busiest: float = 1.0
     travels: float = 1.0
+    parts: tuple[float, ...] = ()
+    fullest: float = 1.0
+    room: int | None = None
 
     @property
     def places(self) -> list[int]:
@@ -50,6 +56,8 @@ class Dispatch(NamedTuple):
 
 
 _counters: list[dict[str, list[Tensor]]] = []
+_most: dict[str, tuple[int, int]] = {}
+"""Module -> the most rows that came at once and for how many memory was planned, where those are more."""
 
 
 @torch.library.custom_op(
@@ -74,7 +82,12 @@ def dispatch_order(
     keys = torch.where(travels, there, own + len(replicated))
     for place, one in enumerate(replicated):
         keys.masked_fill_(expert_ids == one, own + place)
-    counts = torch.zeros(ranks * buckets, dtype=torch.int64, device=keys.device)
+    return sorted_by(keys, ranks * buckets)
+
+
+def sorted_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Order of the rows (T,) by their keys, numbers below `count`; place of every row in it (T,); rows per key."""
+    counts = torch.zeros(count, dtype=torch.int64, device=keys.device)
     counts.scatter_add_(0, keys, torch.ones_like(keys))
     order = keys.argsort(stable=True)
     places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
@@ -90,11 +103,11 @@ def _(
 
 
 def row_sizes(
-    counts: Tensor, table: Tensor, ranks: int, experts: int, replicated: Sequence[int], module: str
+    counts: Tensor, table: Tensor, ranks: int, experts: int, replicated: Sequence[int], module: str, planned: int
 ) -> Tensor:
     """Rows that go to every rank, and that come from it (2, ranks), on the host; counts, table: of `dispatch_order`,
     and what the others sent of theirs. Waits for the device. experts: of the group, replicated: which of them, counted
-    from 0 on, and module: whose these are, for `counted_rows`."""
+    from 0 on, and module: whose these are, for `counted_rows`; planned: for how many memory is, for `beyond_memory`."""
     by_rank = torch.stack([counts, table]).cpu().view(2, ranks, -1)
     if _counters:
         block = by_rank.shape[2] - len(replicated) - 1
@@ -102,7 +115,21 @@ def row_sizes(
         rows[list(replicated)] = by_rank[0, :, block:-1].sum(0)
         for counter in _counters:
             counter.setdefault(module, []).append(rows)
-    return by_rank.sum(2)
+    sizes = by_rank.sum(2)
+    if (came := int(sizes[1].sum())) > max(planned, _most.get(module, (0, 0))[0]):
+        _most[module] = came, planned
+    return sizes
+
+
+def beyond_memory() -> str:
+    """Where more rows came to this rank than memory is planned for, in words; empty where that was never so."""
+    if not _most:
+        return ""
+    found = ", ".join(f"{module}: {came:,} for {planned:,}" for module, (came, planned) in _most.items())
+    return (
+        f"More rows came to the experts of this rank than memory was planned for ({found}). Plan for the load that "
+        "there is (expert_load='run.jsonl', a log of StepLog), or with a lower memory_limit=."
+    )
 
 
 @contextlib.contextmanager

@@ -136,14 +136,17 @@ def _(expert_ids: Tensor, num_experts: int, start: int) -> tuple[Tensor, Tensor,
     return torch.empty_like(expert_ids), torch.empty_like(expert_ids), expert_ids.new_empty(num_experts)
 
 
-def rows_at(x: Tensor, index: Tensor) -> Tensor:
-    """Rows index (N,) of x (T, ...), which are moved once: (N, ...).
+def rows_at(x: Tensor, index: Tensor, has_gaps: bool = False) -> Tensor:
+    """Rows index (N,) of x (T, ...), which are moved once: (N, ...). has_gaps: an index T says a row of zeros.
 
     torch's index_select, under a name of its own: wide rows that change places move at the rate of memory on GPUs too,
     since it became torch's vectorised gather in 2025 (https://github.com/pytorch/pytorch/pull/151715); lookups in a
     table are priced by measurements of older kernels.
     """
-    return x.index_select(0, index)
+    if not has_gaps:
+        return x.index_select(0, index)
+    gaps = (index == x.shape[0]).view(-1, *[1] * (x.ndim - 1))
+    return x.index_select(0, index.clamp(max=x.shape[0] - 1)).masked_fill(gaps, 0)
 
 
 @torch.library.custom_op(

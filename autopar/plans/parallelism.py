@@ -18,12 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, cast, get_args
 
 from autopar.layouts.placement import Shard
+from autopar.plans.capacity_factor import CAPPED
 from autopar.plans.plan_value import RING, OperatorPlan, ParameterPlan, PlanValue
 
 Role = Literal["dp_replicate", "dp_shard", "tp", "cp", "ep"]
 Way = Literal["ring", "ulysses", "gather"]
 """How attention runs over an axis of context parallelism, in the words of `cp=`."""
-ExpertWay = Literal["dispatch", "gather", "masked"]
+ExpertWay = Literal["dispatch", "gather", "masked", "capacity"]
 """How products of experts run over an axis of expert parallelism, in the words of `ep=`."""
 
 VOTES: Mapping[tuple[str, str], Role] = {
@@ -35,7 +36,7 @@ VOTES: Mapping[tuple[str, str], Role] = {
 }  # fmt: skip
 """(operator, name that the axis splits) -> role; every other split of a product's rows is of the batch."""
 EXPERT_SPLITS: Mapping[str, ExpertWay] = {"t+e": "dispatch", "t": "gather", "e": "masked"}
-"""What a product of experts splits over an axis -> in which way it runs."""
+"""What a product of experts splits over an axis -> in which lossless way it runs."""
 PRODUCTS = ("mm", "bmm", "attention", "convolution", "_grouped_mm", "expert_linear", "tiled_mlp")
 SHORT_NAMES: Mapping[Role, str] = {"tp": "TP", "ep": "expert parallelism"}
 """Roles whose name depends on nothing; that of data parallelism depends on what is sharded, that of context parallelism
@@ -166,14 +167,15 @@ def _role(plan: PlanValue, axis: int, name: str) -> Role:
 def _splits_experts(plan: PlanValue, axis: int) -> bool:
     """Whether most products of experts split the experts over an axis."""
     ways = expert_ways(plan, axis)
-    return 2 * (ways["dispatch"] + ways["masked"]) > ways.total()
+    return 2 * (ways["dispatch"] + ways[CAPPED] + ways["masked"]) > ways.total()
 
 
 def expert_ways(plan: PlanValue, axis: int) -> Counter[ExpertWay | None]:
     """By how many products of experts of forward run in which way over an axis; None: those that split neither rows nor
     experts."""
     chosen = (operator.axes[axis] for kind, operator in forward_products(plan) if kind == "expert_linear")
-    return Counter(EXPERT_SPLITS.get(split or "") for split in chosen)
+    ways = EXPERT_SPLITS if plan.expert_capacity is None else {**EXPERT_SPLITS, "t+e": CAPPED}
+    return Counter(ways.get(split or "") for split in chosen)
 
 
 def expert_way(plan: PlanValue) -> ExpertWay | None:
@@ -181,7 +183,12 @@ def expert_way(plan: PlanValue) -> ExpertWay | None:
     plan has no such axis, or no experts."""
     names = plan.layout_mesh.axis_names
     found = expert_ways(plan, names.index("ep")) if "ep" in names else Counter()
-    return next((way for way in ("dispatch", "masked", "gather") if found[way]), None)
+    return next((way for way in ("dispatch", CAPPED, "masked", "gather") if found[way]), None)
+
+
+def asked_expert_way(plan: PlanValue) -> ExpertWay | None:
+    """As `autopar.plan(ep=...)` takes it, to plan again for what a plan does: a capacity that cannot run is kept."""
+    return expert_way(plan) if plan.expert_capacity is None else CAPPED
 
 
 def axis_vote(operator: str, split: str | None) -> Role | Literal["batch"] | None:

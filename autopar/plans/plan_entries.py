@@ -15,6 +15,7 @@ from dataclasses import fields
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, format_layout
 from autopar.nearest_name import did_you_mean
+from autopar.plans.capacity_factor import check_expert_capacity
 from autopar.plans.logical_shards import is_power_of_two
 from autopar.plans.plan_value import (
     DEFAULT_IMPLEMENTATION,
@@ -56,6 +57,7 @@ def check_plan(plan: PlanValue) -> None:
     if plan.pipeline is not None:
         check_pipeline(plan, plan.pipeline)
     _check_shards(plan)
+    check_expert_capacity(plan.question.get("ep"), plan.question.get("expert_capacity"))
     problem = next(_all_problems(plan), None)
     if problem is not None:
         raise ConfigurationError(problem)
@@ -125,6 +127,7 @@ def _check_groups(plan: PlanValue, groups: tuple[RankGroup, ...]) -> None:
 
 def _all_problems(plan: PlanValue) -> Iterator[str]:
     yield from _negative_amounts(plan)
+    yield from _replicas_of_capped(plan)
     yield from _problems(plan, plan.layout_mesh, "")
     yield from _input_dims(plan)
     yield from _collective_problems(plan)
@@ -133,6 +136,12 @@ def _all_problems(plan: PlanValue) -> Iterator[str]:
     for index, group in enumerate(plan.staged.groups):
         mesh = Mesh(plan.layout_mesh.axis_names, group.shape)
         yield from _problems(group, mesh, f"pipeline.groups[{index}].")
+
+
+def _replicas_of_capped(plan: PlanValue) -> Iterator[str]:
+    """Rows of replicated experts stay, whoever has a place: one of the two."""
+    if plan.expert_capacity is not None and plan.replicated_experts:
+        yield f"replicated_experts with expert_capacity {plan.expert_capacity}: take one of them out of the plan"
 
 
 def _negative_amounts(plan: PlanValue) -> Iterator[str]:

@@ -315,6 +315,12 @@ class PlanValue:
         return None if said is None else str(said)
 
     @property
+    def expert_capacity(self) -> float | None:
+        """How many times its even share of a rank's rows an expert takes, as the plan's question says; None: all."""
+        said = self.question.get("expert_capacity")
+        return said if isinstance(said, int | float) else None
+
+    @property
     def input_shapes(self) -> dict[str, list[int]]:
         """Input -> its shape, of those that the plan's question tells."""
         said = self.question.get("inputs")

@@ -6,8 +6,10 @@
     ep       dispatch  experts are split; every rank sends its rows to the ranks of their experts, and gets them back
              gather    rows stay where they are; every rank gathers the weights of all experts
              masked    experts are split; every rank has all rows, and those of other experts are zero
+             capacity  as dispatch, but every rank sends as many rows to every expert; those beyond are dropped
 
 Without a word the planner takes what is cheapest: for every attention of its own, for all products of experts together.
+What drops rows changes the result: it runs only where it was asked for, with a capacity (`graphs/expert_capacity.py`).
 """
 
 from __future__ import annotations
@@ -17,18 +19,26 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from autopar.errors import ConfigurationError
 from autopar.nearest_name import did_you_mean
+from autopar.plans.capacity_factor import CAPPED
 from autopar.request.mesh_axes import EXPERT_AXIS
 
 ContextParallelism: TypeAlias = Literal["ring", "ulysses", "gather"]
 CONTEXT_WAYS: tuple[ContextParallelism, ...] = get_args(ContextParallelism)
-ExpertParallelism: TypeAlias = Literal["dispatch", "gather", "masked"]
+ExpertParallelism: TypeAlias = Literal["dispatch", "gather", "masked", "capacity"]
 EXPERT_WAYS: tuple[ExpertParallelism, ...] = get_args(ExpertParallelism)
+LOSSLESS_WAYS = tuple(way for way in EXPERT_WAYS if way != CAPPED)
+"""Of experts, all with the same result."""
 
 _WAYS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "cp": (CONTEXT_WAYS, "attention runs"),
     EXPERT_AXIS: (EXPERT_WAYS, "products of experts run"),
 }
 """Axis, and argument -> its ways, and what takes them."""
+
+
+def split_as(way: ExpertParallelism) -> ExpertParallelism:
+    """The lossless way that splits rows and experts alike."""
+    return "dispatch" if way == CAPPED else way
 
 
 def check_ways(dims: Mapping[str, Any] | None, **asked: object) -> None:

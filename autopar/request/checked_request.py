@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from autopar.hardware.cluster import Cluster
+from autopar.plans.capacity_factor import check_expert_capacity
 from autopar.plans.logical_shards import Deterministic
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import ParameterPlan
@@ -75,6 +76,7 @@ class Request:
     cp: ContextParallelism | None = None
     ep: ExpertParallelism | None = None
     expert_load: ExpertLoad | None = None
+    expert_capacity: float | None = None
     replicated_experts: ReplicatedExperts | None = None
     time_limit: float | None = None
     warm_start: Plan | str | Path | None = None
@@ -91,6 +93,7 @@ class Request:
         check_kernels(self.kernels)
         check_ways(self.dims, cp=self.cp, ep=self.ep)
         check_expert_load(self.expert_load)
+        check_expert_capacity(self.ep, self.expert_capacity)
         has_axis = (self.dims or {}).get(EXPERT_AXIS, 1) != 1
         check_replicated(self.replicated_experts, self.ep, self.expert_load is not None, has_axis)
         if self.recompute is not None:
@@ -116,6 +119,7 @@ class Request:
             **({} if self.cp is None else {"cp": self.cp}),
             **({} if self.ep is None else {"ep": self.ep}),
             **({} if self.expert_load is None else {"expert_load": said_load(self.expert_load)}),
+            **({} if self.expert_capacity is None else {"expert_capacity": self.expert_capacity}),
             **({} if self.replicated_experts is None else {"replicated_experts": self.replicated_experts}),
             "schedule": self.schedule,
             "deterministic": self.deterministic,

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import fx
 
-from autopar.graphs.expert_loads import OWN_ROWS, busiest_part, busiest_rows, load_of, replicated_of
+from autopar.graphs.expert_capacity import capacity_of, places_per_expert
+from autopar.graphs.expert_loads import OWN_ROWS, busiest_part, busiest_rows, load_of, replicated_of, travelling
 from autopar.layouts.placement import Layout, Replicate, Shard, local_shape, local_start
 from autopar.ops import experts
 from autopar.ops.dispatch import Dispatch
@@ -57,31 +58,35 @@ def _dispatch(context: LocalContext, num_experts: int, layout: Layout) -> Dispat
     axes = context.axes_of(frozenset(name for name in context.plan.axes if name is not None and PAIR in name))
     group = tuple(context.coordinate[axis] for axis in axes)
     sizes = [context.mesh.shape[axis] for axis in axes]
-    held = []
+    held, rows = [], [0]
     for place in itertools.product(*map(range, sizes)):
         coordinate = list(context.coordinate)
         for axis, at in zip(axes, place, strict=True):
             coordinate[axis] = at
         (number,) = local_shape((num_experts,), _of_dim(layout), context.mesh, coordinate)
         held.append((local_start(num_experts, _of_dim(layout), 0, context.mesh, coordinate), number))
+        rows += local_shape(_ids_shape(context), context.plan.inputs[-1], context.mesh, coordinate)
     names = tuple(context.mesh.axis_names[axis] for axis in axes)
     start, block = held[0]
     count = sum(number for _, number in held)
-    own = load_of(context.node, num_experts)[start : start + count]
-    shares = tuple(share / max(math.fsum(own), 1e-30) for share in own)
+    shares = load_of(context.node, num_experts)[start : start + count]
     replicated = tuple(one for one in replicated_of(context.node) if start <= one < start + count)
-    rows = math.prod(sizes) * int(context.input_shape(len(context.plan.inputs) - 1, _ids_shape(context))[0])
-    computed, received = busiest_rows(shares, [one - start for one in replicated], math.prod(sizes), rows)
+    most, ranks, capacity = max(rows), math.prod(sizes), capacity_of(context.node)
+    own = [one - start for one in replicated]
+    busiest, travel = busiest_rows(shares, own, ranks, ranks * most), travelling(shares, own)
     return Dispatch(
         start=start,
         experts=count,
         block=block,
-        ranks=math.prod(sizes),
+        ranks=ranks,
         position=sum(at * math.prod(sizes[i + 1 :]) for i, at in enumerate(group)),
         group="+".join(names),
         replicated=replicated,
-        busiest=math.prod(sizes) * computed,
-        travels=received / max(computed, 1e-30),
+        busiest=ranks * busiest.computed,
+        travels=busiest.received / max(busiest.computed, 1e-30),
+        parts=tuple(math.fsum(travel[first : first + block]) for first in range(0, block * ranks, block)),
+        fullest=ranks * busiest.fullest,
+        room=None if capacity is None else places_per_expert(most, num_experts, capacity),
     )
 
 

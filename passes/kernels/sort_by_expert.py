@@ -21,6 +21,9 @@ added up over the ranks, of which one has each and the others zeros, and so are 
     y = sorted_expert_linear(x, cat(w, all_reduce(replicas_held(w))), held)
     g = with_replicas(h, all_reduce(h[own experts:]))                        h = sorted_expert_outer(x, grad, held)
 
+Where every rank sends as many rows to every expert (`ops/capped_rows.py`), sizes are known here, and no such list is
+exchanged; what runs between products is what `zero_rows.py` lets.
+
 Forward and backward are rewritten together, so backward reads what forward left in order. Rows that are k copies of a
 token are taken from the token. Every rank orders its own rows, by its own block of the experts.
 """
@@ -35,7 +38,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.graphs.expert_loads import TRAVELS, module_of
+from autopar.graphs.expert_loads import EXCHANGED, ExchangedRows, module_of
 from autopar.graphs.node_values import VARYING, VIEWS
 from autopar.layouts.placement import Partial, Shard
 from autopar.ops import dispatch, experts
@@ -43,6 +46,7 @@ from autopar.ops.dispatch import Dispatch
 from autopar.passes.kernels.graph_patterns import dtype_of, shape_of
 from autopar.passes.kernels.ordered_rows import OrderedRows, has_several, viewed
 from autopar.passes.kernels.row_wise import RowWise
+from autopar.passes.kernels.zero_rows import rows_with_zeros
 
 _aten = torch.ops.aten
 _c10d = torch.ops._c10d_functional
@@ -71,7 +75,8 @@ def sort_by_expert(graph: fx.Graph, axis_names: Sequence[str]) -> None:
         if there is None:
             _Layer(graph, products, every).rewrite()
         else:
-            _DispatchedLayer(graph, products, every, there, axis_names).rewrite()
+            layer = _DispatchedLayer if there.room is None else _CappedLayer
+            layer(graph, products, every, there, axis_names).rewrite()
 
 
 def _ids(product: fx.Node) -> fx.Node:
@@ -112,9 +117,13 @@ class _Layer:
         self._ids = _ids(products[0])
         self._experts = _experts(products[0])
         reads = {one: _reads_rows(one) for one in products}
-        self._rows = OrderedRows(reads, self._ids, every, self._may_join)
+        self._rows = self._ordered_rows(reads, every)
         self._gathered: dict[object, fx.Node] = {}
         self._tokens: dict[int, fx.Node] = {}
+
+    def _ordered_rows(self, reads: dict[fx.Node, RowWise], every: list[fx.Node]) -> OrderedRows:
+        """The products, and what runs in their order; every: products of all layers."""
+        return OrderedRows(reads, self._ids, every, self._may_join)
 
     def _may_join(self, node: fx.Node, how: RowWise) -> bool:
         """Whether a call that treats rows alike may run on those of the products: a rank has its own rows only."""
@@ -141,15 +150,20 @@ class _Layer:
 
     def _order(self, first: fx.Node) -> list[fx.Node]:
         """What `expert_order` returns, behind the ids and all inputs."""
-        rows, (count, start), behind = shape_of(self._ids), self._experts, self._ids.next
-        while behind.op == "placeholder":
-            behind = behind.next
+        rows, (count, start), behind = shape_of(self._ids), self._experts, self._behind()
         call = self._insert(behind, _ours.expert_order.default, (self._ids, count, start), first)
         call.meta.update(local_shape=(rows, rows, (count,)), dtype=(torch.int64,) * 3)
         items = [self._insert(call.next, operator.getitem, (call, item), first) for item in (2, 1, 0)]
         for item, shape in zip(items, ((count,), rows, rows), strict=True):
             item.meta.update(local_shape=shape, dtype=torch.int64)
         return items[::-1]
+
+    def _behind(self) -> fx.Node:
+        """Where the ids are known, behind all inputs."""
+        behind = self._ids.next
+        while behind.op == "placeholder":
+            behind = behind.next
+        return behind
 
     def _in_order(self, value: fx.Node, order: fx.Node, reader: fx.Node) -> fx.Node:
         """Rows of a value in order, gathered in front of the first that reads them."""
@@ -223,6 +237,7 @@ class _DispatchedLayer(_Layer):
         axis_names: Sequence[str],
     ) -> None:
         self._there = there
+        self._more = max(1.0, there.fullest / max(there.busiest, 1e-30))
         self._axes = [axis_names.index(name) for name in there.group.split("+")]
         super().__init__(graph, products, every)
         self._lists: dict[tuple[str, int], fx.Node] = {}
@@ -238,7 +253,7 @@ class _DispatchedLayer(_Layer):
             elif self._there.replicated and node.target is _ours.sorted_expert_outer.default:
                 self._add_replicas(node)
         for node in self._rows.inside:
-            node.meta[VARYING] = True
+            self._as_they_come(node)
             if self._rows.is_ordered(node):
                 self._is_there(node)
 
@@ -249,7 +264,8 @@ class _DispatchedLayer(_Layer):
         is_one = not has_several(node)
         for key in _LAID_OUT:
             node.meta.pop(key, None)
-        node.meta |= {"local_shape": there[0] if is_one else there, VARYING: True}
+        node.meta |= {"local_shape": there[0] if is_one else there}
+        self._as_they_come(node, self._more)
 
     def _may_join(self, node: fx.Node, how: RowWise) -> bool:
         """Rows of other ranks of the group are among those that are here. So nothing but rows may be split over it, and
@@ -265,12 +281,10 @@ class _DispatchedLayer(_Layer):
 
     def _order(self, first: fx.Node) -> list[fx.Node]:
         """Order and places of the own rows, and the rows per expert behind the exchange."""
-        there, behind, replicas = self._there, self._ids.next, len(self._there.replicated)
+        there, behind, replicas = self._there, self._behind(), len(self._there.replicated)
         rows, held, width = shape_of(self._ids), self._experts[0], there.block + replicas + 1
         buckets = (there.ranks * width,)
-        there_rows = (self._rows_there(rows[0]),)
-        while behind.op == "placeholder":
-            behind = behind.next
+        self._home, there_rows = rows, (self._rows_there(rows[0]),)
         arguments = (self._ids, *there[:5], list(there.replicated))
         order, places, counts = self._items(
             behind, _ours.dispatch_order.default, arguments, (rows, rows, buckets), first
@@ -278,14 +292,15 @@ class _DispatchedLayer(_Layer):
         equal = [width] * there.ranks
         table = self._sent(counts, (equal, equal), buckets, behind, first)
         replicated = [expert - there.start for expert in there.replicated]
-        said = (counts, table, there.ranks, there.experts, replicated, module_of(first))
+        planned = math.ceil(rows[0] * there.fullest)
+        said = (counts, table, there.ranks, there.experts, replicated, module_of(first), planned)
         self._sizes = self._insert(behind, dispatch.row_sizes, said, first)
-        self._sizes.meta |= {"local_shape": (2, there.ranks), "dtype": torch.int64, VARYING: True}
+        self._sizes.meta |= {"local_shape": (2, there.ranks), "dtype": torch.int64, VARYING: 1.0}
         shapes = (there_rows, there_rows, (held + replicas,))
         self._regrouped, self._ungrouped, each = self._items(
             behind, dispatch.received_order, (table, self._sizes, there.ranks, held, replicas), shapes, first
         )
-        self._regrouped.all_input_nodes[0].meta[VARYING] = True
+        self._as_they_come(self._regrouped.all_input_nodes[0], self._more)
         return [order, places, each]
 
     def _items(
@@ -307,9 +322,15 @@ class _DispatchedLayer(_Layer):
         self, rows: fx.Node, splits: tuple[Any, Any], came: tuple[int, ...], point: fx.Node, like: fx.Node
     ) -> fx.Node:
         """What comes of rows that go to the ranks of the group, of shape `came`; splits: what comes, and what goes."""
-        waited = self._collective(_c10d.all_to_all_single.default, (rows, *splits), came, point, like)
-        if isinstance(splits[0], fx.Node):
-            waited.all_input_nodes[0].meta[TRAVELS] = self._there.travels
+        return self._collective(_c10d.all_to_all_single.default, (rows, *splits), came, point, like)
+
+    def _sent_rows(self, rows: fx.Node, back: bool, came: tuple[int, ...], point: fx.Node, like: fx.Node) -> fx.Node:
+        """What comes of rows that go to their experts, or back."""
+        splits = self._list(0 if back else 1, rows), self._list(1 if back else 0, rows)
+        waited, there = self._sent(rows, splits, came, point, like), self._there
+        if there.room is None:
+            exchanged = ExchangedRows(self._home[0], there.parts, back, there.travels)
+            waited.all_input_nodes[0].meta[EXCHANGED] = exchanged
         return waited
 
     def _collective(
@@ -324,26 +345,28 @@ class _DispatchedLayer(_Layer):
         waited.meta |= described
         return waited
 
-    def _list(self, side: int, phase_of: fx.Node) -> fx.Node:
+    def _list(self, side: int, phase_of: fx.Node) -> fx.Node | list[int]:
         """What goes (0) or comes (1), as a list, which forward does not hand to backward."""
         key = phase_of.meta["phase"], side
         if key not in self._lists:
             self._lists[key] = self._insert(self._sizes.next, dispatch.row_list, (self._sizes, side), self._sizes)
             self._lists[key].meta |= {
-                "phase": key[0], "local_shape": (self._there.ranks,), "dtype": torch.int64, VARYING: True,
+                "phase": key[0], "local_shape": (self._there.ranks,), "dtype": torch.int64, VARYING: 1.0,
             }  # fmt: skip
         return self._lists[key]
 
     def _arrived(self, source: fx.Node, index: fx.Node, reader: fx.Node) -> fx.Node:
         own = super()._arrived(source, index, reader)
         came = shape_of(self._regrouped) + shape_of(own)[1:]
-        went = self._sent(own, (self._list(1, own), self._list(0, own)), came, reader, own)
-        return _varying(super()._arrived(went, self._regrouped, reader))
+        went = self._sent_rows(own, False, came, reader, own)
+        for node in (went, went.all_input_nodes[0]):
+            self._as_they_come(node, self._more)
+        return self._as_they_come(super()._arrived(went, self._regrouped, reader), self._more)
 
     def _returned(self, value: fx.Node, places: fx.Node, point: fx.Node, like: fx.Node) -> fx.Node:
-        by_rank = _varying(super()._returned(value, self._ungrouped, point, like))
-        home = shape_of(places) + shape_of(by_rank)[1:]
-        came = self._sent(by_rank, (self._list(0, by_rank), self._list(1, by_rank)), home, point, by_rank)
+        by_rank = self._as_they_come(super()._returned(value, self._ungrouped, point, like), self._more)
+        home = self._home + shape_of(by_rank)[1:]
+        came = self._sent_rows(by_rank, True, home, point, by_rank)
         return super()._returned(came, places, point, like)
 
     def _read_replicas(self, product: fx.Node) -> None:
@@ -393,8 +416,48 @@ class _DispatchedLayer(_Layer):
                 self._is_there(filled)
                 node.replace_input_with(operand, filled)
 
+    def _as_they_come(self, node: fx.Node, planned: float = 1.0) -> fx.Node:
+        """The node, which says that it makes or reads as many rows as come; planned: how many times the bytes that it
+        says memory is for."""
+        node.meta[VARYING] = planned
+        return node
 
-def _varying(node: fx.Node) -> fx.Node:
-    """The node, which says that it makes or reads as many rows as come."""
-    node.meta[VARYING] = True
-    return node
+
+class _CappedLayer(_DispatchedLayer):
+    """Products to whose experts every rank sends as many rows: zeros where it has fewer, and no more."""
+
+    def _ordered_rows(self, reads: dict[fx.Node, RowWise], every: list[fx.Node]) -> OrderedRows:
+        return rows_with_zeros(reads, self._ids, every, self._may_join)
+
+    def _order(self, first: fx.Node) -> list[fx.Node]:
+        there, held, rows = self._there, self._experts[0], shape_of(self._ids)
+        self._home = came = (self._rows_there(rows[0]),)
+        arguments = (self._ids, *there[:4], there.room, held, module_of(first))
+        shapes = (came, rows, came, came, (held,))
+        found = self._items(self._behind(), _ours.capped_order.default, arguments, shapes, first)
+        for node in (*found[0].all_input_nodes, *found):  # of no operator that may be recomputed: rows are counted once
+            node.meta["operator"] = f"{module_of(first)}/capped_order"
+        order, places, self._regrouped, self._ungrouped, each = found
+        return [order, places, each]
+
+    def _rows_there(self, rows: int) -> int:
+        return self._there.ranks * self._sent_to_each()
+
+    def _sent_to_each(self) -> int:
+        """Rows that go from one rank to another."""
+        assert self._there.room is not None
+        return self._there.block * self._there.room
+
+    def _list(self, side: int, phase_of: fx.Node) -> list[int]:
+        return [self._sent_to_each()] * self._there.ranks
+
+    def _select(self, value: fx.Node, index: fx.Node, point: fx.Node, like: fx.Node) -> fx.Node:
+        """Orders of what came have no gaps; places of rows that were dropped do, and those that no row took."""
+        node = super()._select(value, index, point, like)
+        if index not in (self._regrouped, self._ungrouped):
+            node.args = (*node.args, True)
+        return node
+
+    def _as_they_come(self, node: fx.Node, planned: float = 1.0) -> fx.Node:
+        """The node: all rows are known before they come."""
+        return node

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TypeAlias
 
+from autopar.graphs.expert_capacity import with_expert_capacity
 from autopar.graphs.expert_loads import with_expert_load
 from autopar.passes.kernels.align_vocabulary import align_vocabulary
 from autopar.passes.kernels.join_additions import join_additions, pack_copies
@@ -182,6 +183,7 @@ def lowered_on(
     has one of them."""
     micro = with_kernels(in_one_part(program) if isinstance(program, Program) else program, plan.kernels)
     micro = with_expert_load(micro, _asked_load(plan), plan.replicated_experts)
+    micro = with_expert_capacity(micro, plan.expert_capacity)
     return resumed(_begun(micro, plan, tuple(ranks)), plan, until=until)
 
 

@@ -17,8 +17,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+import torch
 
 from autopar.errors import AutoparError, RankLostError
+from autopar.ops.dispatch import beyond_memory
 from autopar.runtime.collectives.flight_record import RECORD
 from autopar.timing import running_phase
 
@@ -115,6 +117,8 @@ class RankProgress:
             self.ask()
             self.raise_verdict(error)
             _add_note(error, RECORD.told())
+        if isinstance(error, torch.OutOfMemoryError):
+            _add_note(error, beyond_memory())
         if isinstance(error, RankLostError):
             self.delivered.set()
         self._failed = (self._entries, f"{type(error).__name__}: {error}"[:1000])

@@ -18,6 +18,7 @@ from benchmarks.zoo.registry import Inputs, make
 from benchmarks.zoo.transformers_experts import ENTRIES
 from tests.capture.expert_models import LOOPS, mixture
 from tests.distributed.captured_once import capture_once, compile_once, prepared_by
+from tests.passes.kernels.test_capped_experts import FACTOR, case, dropped, dropping, products
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,25 @@ def dispatched(
         agreement = compare(module, inputs, expected)
     counted = {} if rank() else json.loads(Path(log).read_text())["expert_rows"]
     return agreement, products, {module: sum(rows) for module, rows in counted.items()}
+
+
+def captured_capped(**_: Any) -> bool:
+    """Capture the mixture of a capacity."""
+    return capture_once("mixture of a capacity", case().model, dict(case().inputs))
+
+
+@prepared_by(captured_capped)
+def capped(log: str) -> tuple[Agreement, set[tuple[str | None, ...]], list[int], list[int]]:
+    """One logged step over an axis ep: agreement with the plain mixture that drops alike, what the axis splits of the
+    products, and how many rows of rank 0 were dropped and should have been, per expert."""
+    of = case()
+    asked: dict[str, Any] = {"dims": {"ep": 4}, "ep": "capacity", "expert_capacity": FACTOR, "mode": "fast"}
+    module = compile_once("mixture of a capacity", copy.deepcopy(of.model), dict(of.inputs), **asked)
+    expected = reference(dropping(of, 4), of.inputs)
+    with StepLog(log, module.plan) as steps, steps.step():
+        agreement = compare(module, of.inputs, expected)
+    counted = [] if rank() else next(iter(json.loads(Path(log).read_text())["dropped_rows"].values()))
+    return agreement, products(module.plan), counted, dropped(of, 4, own=0)
 
 
 def _mixture(name: str) -> tuple[nn.Module, Inputs]:

@@ -53,3 +53,12 @@ def test_rows_travel_to_their_experts_and_back(pool: Pool, name: str, dims: dict
     for agreement, products, _ in results:
         assert agreement.agrees, agreement
         assert all("t+e" in axes for axes in products)
+
+
+def test_rows_beyond_a_capacity_are_dropped_and_counted(pool: Pool, tmp_path: Path) -> None:
+    results: list[Any] = pool.run("tests.distributed.expert_jobs:capped", world_size=4, log=str(tmp_path / "run.jsonl"))
+    for agreement, products, _, _ in results:
+        assert agreement.agrees, agreement
+        assert products == {("t+e",)}
+    _, _, counted, wanted = results[0]
+    assert counted == wanted != [0] * 8

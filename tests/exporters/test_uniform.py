@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -224,11 +225,11 @@ def test_expert_parallelism_runs_on_ranks_that_shard() -> None:
     assert "  fsdp_activation_checkpointing: false\n" in yaml
 
 
-def of_experts(way: str) -> Plan:
+def of_experts(way: str, **asked: Any) -> Plan:
     model, inputs = mixture("hits")
     found = autopar.plan(
         model, {name: each.repeat(2, 1) for name, each in inputs.items()}, cluster="4 cpu",
-        dims={"dp_shard": 2, "ep": 2}, ep=way, mode="fast",  # type: ignore[arg-type]
+        dims={"dp_shard": 2, "ep": 2}, ep=way, mode="fast", **asked,  # type: ignore[arg-type]
     )  # fmt: skip
     assert isinstance(found, Plan)
     return found
@@ -243,6 +244,19 @@ def test_a_plan_whose_rows_travel_comes_back(tool: str) -> None:
     text = configuration(plan, replace(uniform, zero_stage=3), tool).text
     options = plan_options(read_configuration(text, tool, num_devices=4, origin="job"))
     assert (options["dims"], options["ep"]) == ({"dp_shard": 2, "ep": 2}, "dispatch")
+
+
+def test_a_capacity_comes_back_from_megatron_and_is_lost_in_torchtitan() -> None:
+    plan = of_experts("capacity", expert_capacity=1.5)
+    uniform = nearest_uniform(plan)
+    assert (uniform.ep, uniform.expert_capacity) == (2, 1.5)
+    assert not [sentence for sentence in uniform.lost if "products" in sentence]
+    flags = configuration(plan, uniform, "megatron").text
+    assert "--moe-expert-capacity-factor 1.5\n--moe-pad-expert-input-to-capacity\n" in flags
+    options = plan_options(read_configuration(flags, "megatron", num_devices=4, origin="job"))
+    assert (options["ep"], options["expert_capacity"]) == ("capacity", 1.5)
+    lost = configuration(plan, uniform, "torchtitan").lost
+    assert any("beyond 1.5 times an expert's even share are dropped in the plan only" in each for each in lost)
 
 
 def test_other_ways_of_experts_are_other_degrees_or_lost() -> None:

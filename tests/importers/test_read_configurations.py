@@ -26,8 +26,8 @@ STAGED = replace(FLAT, pp=2, schedule="interleaved", chunks=2, micro_batches=4, 
 SAID = {
     "torchtitan": ("dims", "cp_way", "ep_shards", "micro_batches", "schedule", "recompute", "precision", "batch",
                    "sequence", "zero_stage"),
-    "megatron": ("dims", "cp_way", "ep_shards", "micro_batches", "schedule", "recompute", "precision", "batch",
-                 "zero_stage"),
+    "megatron": ("dims", "cp_way", "ep_shards", "expert_capacity", "micro_batches", "schedule", "recompute",
+                 "precision", "batch", "zero_stage"),
     "deepspeed": ("dims", "micro_batches", "precision", "batch"),
     "accelerate": ("dims", "cp_way", "recompute", "precision"),
 }  # fmt: skip
@@ -56,6 +56,7 @@ UNIFORM = {
     "experts and ring": replace(
         FLAT, dp_replicate=1, dp_shard=2, ep=2, ep_shards=True, cp=2, cp_way="ring", cp_shards=True
     ),
+    "experts of a capacity": replace(FLAT, dp_replicate=1, ep=2, ep_shards=True, expert_capacity=1.25),
     "levels": replace(FLAT, dp_shard=1, dp_replicate=1, cp=8, cp_inner=4, cp_way="mixed", cp_shards=True),
 }
 EXPERTS = tuple(name for name in UNIFORM if name.startswith("experts"))
@@ -110,6 +111,8 @@ def test_a_planned_model_comes_back() -> None:
          "from 1 of .* and 4 of data parallelism"),
         ("torchtitan", "[parallelism]\nexpert_tensor_parallel_degree = 2", "tensor parallelism of experts alone is no"),
         ("megatron", "--expert-model-parallel-size 32", "-parallel-size is 32; .* a multiple of 1 that divides 16"),
+        ("megatron", "--moe-expert-capacity-factor 0", "factor is '0'; write a number above 0, such as 1.25"),
+        ("megatron", "--moe-expert-capacity-factor much", "factor is 'much'; write a number above 0, such as 1.25"),
         ("megatron", "--expert-tensor-parallel-size 2", "tensor parallelism of experts alone is no axis"),
         ("torchtitan", "[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_schedule = 'Other'",
          "pipeline_parallel_schedule is 'Other', which a plan cannot say"),
@@ -199,6 +202,24 @@ def test_rows_of_experts_travel_over_ranks_of_data_parallelism() -> None:
     assert read(alone, "megatron").dims == {"dp_replicate": 4, "ep": 2, "tp": 2}
     fsdp = read("--expert-model-parallel-size 8 --use-distributed-optimizer", "megatron")
     assert (fsdp.dims, fsdp.ep_shards, fsdp.zero_stage) == ({"dp_shard": 2, "ep": 8}, True, 3)
+
+
+def test_a_capacity_of_experts_is_that_of_the_flags() -> None:
+    """By default Megatron drops the rows of the lowest probability, and pads none."""
+    asked = "--expert-model-parallel-size 4 --moe-expert-capacity-factor 1.5"
+    flags = read(asked, "megatron")
+    options = plan_options(flags)
+    assert (options["ep"], options["expert_capacity"]) == ("capacity", 1.5)
+    assert [sentence.partition(":")[0] for sentence in flags.lost] == [
+        "moe-token-drop-policy probs", "no moe-pad-expert-input-to-capacity"
+    ]  # fmt: skip
+    alike = f"{asked} --moe-token-drop-policy position --moe-pad-expert-input-to-capacity"
+    assert read(alike, "megatron").lost == ()
+    alone = read("--moe-expert-capacity-factor 1.5", "megatron")
+    assert (plan_options(alone)["expert_capacity"], plan_options(alone)["ep"]) == (None, None)
+    assert alone.lost == ("moe-expert-capacity-factor: a plan drops rows over an axis ep alone",)
+    none = read("--expert-model-parallel-size 4 --moe-expert-capacity-factor -1", "megatron")
+    assert (plan_options(none)["ep"], none.lost) == ("dispatch", ())
 
 
 def test_the_command_writes_a_plan_with_these_degrees(tmp_path: Path) -> None:

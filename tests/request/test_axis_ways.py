@@ -14,11 +14,15 @@ from autopar.request import Request
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"dims": {"ep": 2}, "ep": "dispach"}, r"ep='dispach': write one of dispatch, gather, masked; did you mean"),
+        ({"dims": {"ep": 2}, "ep": "dispach"}, "ep='dispach': write one of .*masked, capacity; did you mean"),
         ({"dims": {"ep": 2}, "ep": "ring"}, "ep='ring': write one of dispatch, gather, masked"),
         ({"dims": {"tp": 2}, "ep": "gather"}, r"products of experts run over an axis ep, .*write dims=\{'ep': 4\}"),
         ({"dims": {"ep": 1, "tp": 2}, "ep": "gather"}, "there is none"),
         ({"ep": "masked"}, "there is none"),
+        ({"ep": "capacity", "expert_capacity": 1.25}, "there is none"),
+        ({"dims": {"ep": 2}, "ep": "capacity"}, "ep='capacity' needs expert_capacity: .* such as 1.25"),
+        ({"dims": {"ep": 2}, "expert_capacity": 1.25}, "expert_capacity=1.25 drops rows, which ep=None does not"),
+        ({"dims": {"ep": 2}, "ep": "dispatch", "expert_capacity": 2}, "which ep='dispatch' does not: write ep='cap"),
         ({"dims": {"ep": 2}, "cp": "gather"}, r"attention runs over an axis cp, .*write dims=\{'cp': 4\}"),
         ({"dims": {"cp": 2}, "cp": "dispatch"}, "cp='dispatch': write one of ring, ulysses, gather"),
     ],

@@ -19,6 +19,7 @@ from torch import fx
 from autopar._compat import LazyGraphModule
 from autopar.capture.family import aligned
 from autopar.errors import CaptureError, PlanMismatchError
+from autopar.graphs.expert_capacity import with_expert_capacity
 from autopar.graphs.expert_loads import with_expert_load
 from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.planner.batch.batch_flow import BatchFlow, Kind, NotSeparable
@@ -37,17 +38,19 @@ class Recapture(Protocol):
 @dataclass(frozen=True, slots=True)
 class RecaptureWithKernels:
     """A `Recapture` whose programs have operators of ours in the place of groups of these kinds (`with_kernels`), and
-    experts with this load, some of them replicated."""
+    experts with this load, some of them replicated, or this capacity."""
 
     recapture: Recapture
     kernels: tuple[str, ...]
     expert_load: Mapping[str, Sequence[float]] = field(default_factory=dict)
     replicated_experts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    expert_capacity: float | None = None
 
     def at_batch(self, size: int) -> Program:
         """The program for so many samples."""
         program = with_kernels(self.recapture.at_batch(size), self.kernels)
-        return with_expert_load(program, self.expert_load, self.replicated_experts)
+        program = with_expert_load(program, self.expert_load, self.replicated_experts)
+        return with_expert_capacity(program, self.expert_capacity)
 
 
 def micro_program(whole: Program, part: Program, count: int, factorisation: Factorisation) -> MicroProgram:

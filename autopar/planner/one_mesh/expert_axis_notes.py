@@ -19,10 +19,13 @@ from autopar.planner.problem.factorisation import Factorisation, batch_class
 from autopar.planner.problem.strategies import MINIMUM_UNEVEN_BLOCKS, divides
 from autopar.plans.parallelism import EXPERT_SPLITS
 from autopar.program import Program
-from autopar.request.axis_ways import ExpertParallelism
+from autopar.request.axis_ways import ExpertParallelism, split_as
 from autopar.request.mesh_axes import EXPERT_AXIS
 
-_MEANT = {"dispatch": "rows do not travel", "gather": "rows are not split", "masked": "experts are not split"}
+_MEANT = {
+    "dispatch": "rows do not travel", "gather": "rows are not split", "masked": "experts are not split",
+    "capacity": "rows do not travel, and none is dropped",
+}  # fmt: skip
 _INSTEAD = {
     "t": "every rank keeps its rows and gathers the weights of all experts",
     "e": "every rank has all rows, and those of other experts are zero",
@@ -52,7 +55,7 @@ def expert_axis_notes(
     found: dict[str, None] = {}
     for node in products:
         picked = picked_names(built, assignment, node)[axis]
-        if ep is not None and EXPERT_SPLITS.get(picked or '') != ep:
+        if ep is not None and EXPERT_SPLITS.get(picked or "") != split_as(ep):
             experts, samples = built.rules[node].sizes["e"], _samples(program, factorisation, node)
             why = _why(experts, samples, size, ep)
             found[f"{why}: {_MEANT[ep]}; {_INSTEAD.get(picked or '', 'products of experts run whole')}"] = None

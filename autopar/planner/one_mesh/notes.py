@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
+from autopar.graphs.expert_capacity import capacity_of
 from autopar.hardware.devices import Device
 from autopar.layouts.placement import Mesh
 from autopar.planner.one_mesh.context_notes import picked_names
@@ -57,13 +58,21 @@ def shard_notes(deterministic: Deterministic, num_devices: int) -> list[str]:
 
 
 def expert_notes(program: Program) -> list[str]:
-    """That mixtures of experts run in the grouped form, which drops no token."""
-    products = sum(
-        str(node.target) == "autopar.expert_linear.default" and node.meta["phase"] == "forward"
+    """That mixtures of experts run in the grouped form, which drops no token but beyond a capacity."""
+    products = [
+        node
         for node in program.graph.nodes
+        if str(node.target) == "autopar.expert_linear.default" and node.meta["phase"] == "forward"
+    ]
+    if not products:
+        return []
+    capacity = capacity_of(products[0])
+    dropped = (
+        "no token is dropped (drop rate 0)"
+        if capacity is None
+        else f"where rows travel, those beyond {capacity:g} times an expert's even share of a rank's are dropped"
     )
-    grouped = f"{products} products of experts run in grouped form: no token is dropped (drop rate 0)"
-    return [grouped] if products else []
+    return [f"{len(products)} products of experts run in grouped form: {dropped}"]
 
 
 def wide_notes(built: Built, device: Device) -> list[str]:

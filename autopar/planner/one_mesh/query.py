@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autopar.errors import ConfigurationError
+from autopar.graphs.expert_capacity import with_expert_capacity
 from autopar.graphs.expert_loads import expert_counts, with_expert_load
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
@@ -95,8 +96,10 @@ class Query:
         program = with_kernels(program, kernels)
         load = load_shares(request.expert_load, expert_counts(program.graph))
         replicated = replicated_of_modules(request.replicated_experts, load, expert_counts(program.graph))
-        program = with_expert_load(program, load, replicated)
-        recapture = None if recapture is None else RecaptureWithKernels(recapture, tuple(kernels), load, replicated)
+        program = with_expert_capacity(with_expert_load(program, load, replicated), request.expert_capacity)
+        if recapture is not None:
+            capacity = request.expert_capacity
+            recapture = RecaptureWithKernels(recapture, tuple(kernels), load, replicated, capacity)
         constraints = parse_constraints(request.constraints, request.parameter_layouts)
         constraints = replace(constraints, cp=request.cp, ep=request.ep)
         factorisation = kept.factorisations.recall(program, lambda: Factorisation(program))
@@ -113,7 +116,7 @@ class Query:
             kernels=tuple(kernels),
             expert_load=load,
             replicated_experts=replicated,
-            replicas_are_free=request.replicated_experts is None and shards is None,
+            replicas_are_free=request.replicated_experts is None and request.expert_capacity is None and not shards,
             factorisation=factorisation,
             search=search_of(request.mode, request.time_limit),
             deadline=Deadline.after(request.time_limit),

@@ -21,7 +21,7 @@ from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Mesh, Replicate, Shard
 from autopar.planner.problem.strategies import AxisChoice
 from autopar.plans.plan_value import ParameterPlan
-from autopar.request.axis_ways import ExpertParallelism
+from autopar.request.axis_ways import ExpertParallelism, split_as
 from autopar.request.constraints import Constraints
 from autopar.request.mesh_axes import AXIS_NAMES, BATCH_AXES, CONTEXT_AXES, EXPERT_AXIS
 
@@ -64,7 +64,8 @@ def allowed_choices(
     if axis_name in (*BATCH_AXES, EXPERT_AXIS):
         split = [c for c in choices if c.part is not None and c.atom_class == batch and c.divides(axis_size)]
         ways = _ways_of_experts(choices, split, axis_size) if axis_name == EXPERT_AXIS else {}
-        offered = [c for way, own in ways.items() if experts == way or (experts is None and split) for c in own]
+        asked = None if experts is None else split_as(experts)
+        offered = [c for way, own in ways.items() if asked == way or (asked is None and split) for c in own]
         return offered or [c for c in split if c.beside is None] or found
     if axis_name in CONTEXT_AXES:
         apart = [c for c in found if c.name in heads or c.atom_class == sequence]

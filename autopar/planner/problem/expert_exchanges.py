@@ -6,6 +6,8 @@
     second product    r (or z back), rows of z back
     replicated        weights of replicated experts, with the first product that reads them, and their gradients
 
+Where every rank sends as many rows to every expert (`ep="capacity"`), no counts do, and `zero_rows.py` says what joins.
+
 Rows pass from product to product where they are (`passes/kernels/ordered_rows.py` says who else joins), so only what
 enters and what leaves is priced, once. Products of one layer may choose differently; then more travels than is said
 here, and the played step says so.
@@ -19,11 +21,13 @@ from typing import Literal
 
 from torch import fx
 
+from autopar.graphs.expert_capacity import capacity_of
 from autopar.graphs.expert_loads import expert_products, replicated_of
 from autopar.graphs.operator_names import base_name
 from autopar.passes.kernels.graph_patterns import shape_of
 from autopar.passes.kernels.ordered_rows import OrderedRows, viewed
 from autopar.passes.kernels.row_wise import RowWise
+from autopar.passes.kernels.zero_rows import rows_with_zeros
 from autopar.planner.problem.graph_operators import value_bytes
 from autopar.program import Program
 from autopar.rules.engine import tensor_operands
@@ -60,10 +64,12 @@ def _of_layer(products: list[fx.Node], every: list[fx.Node]) -> Mapping[fx.Node,
         operands, linear = tensor_operands(product), base_name(product.target) == "expert_linear"
         reads[product] = RowWise(tuple(operands[:1] if linear else operands[:2]), linear)
     ids = tensor_operands(products[0])[-1]
-    rows = OrderedRows(reads, ids, every)
+    is_capped = capacity_of(products[0]) is not None
+    rows = (rows_with_zeros if is_capped else OrderedRows)(reads, ids, every)
     found: dict[fx.Node, list[Message]] = {product: [] for product in products}
     experts = next(shape_of(tensor_operands(p)[1])[0] for p in products if base_name(p.target) == "expert_linear")
-    found[products[0]].append(Message(COUNT_BYTES * experts, None))
+    if not is_capped:
+        found[products[0]].append(Message(COUNT_BYTES * experts, None))
     last, entered = products[0], set()
     for node in sorted(rows.inside):
         last = node if node in found else last

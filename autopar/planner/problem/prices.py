@@ -19,6 +19,7 @@ from autopar.cost_models.kernel_seconds import dtype_name
 from autopar.cost_models.operator_costs import copy_seconds, element_flops, operator_seconds
 from autopar.cost_models.operator_sizes import AttentionSizes, Parts, RowSizes, Sizes, flops_of, has_sizes, sizes_of
 from autopar.cost_models.operators_attention import keys_in_window, keys_in_zigzag
+from autopar.graphs.expert_capacity import capacity_of, places_per_expert
 from autopar.graphs.expert_loads import busiest_rows, load_of, replicated_of
 from autopar.graphs.kernel_groups import Traffic, bytes_moved
 from autopar.graphs.operator_names import FLOAT8_PRODUCTS, TILED_MLPS, base_name, is_causal, operator_kind, window_of
@@ -308,11 +309,15 @@ class Prices:
         (pair,) = rule.pairs
         rows, experts = pair.split(PAIR)
         shares, own_rows = load_of(node, rule.sizes[experts]), self._row_parts(node, strategies) * rule.sizes[rows]
-        found = []
+        found, capacity = [], capacity_of(node)
         for axes, own in zip(strategies.axes, own_rows, strict=True):
             ranks, group = self._ranks(_chosen(axes, {pair, experts})), self._ranks(_chosen(axes, {pair}))
+            if capacity is not None and group > 1:
+                each, blocks = places_per_expert(round(own), len(shares), capacity), -(-len(shares) // ranks)
+                found.append(np.full(2, ranks * blocks * each / own))
+                continue
             replicated = replicated_of(node) if group > 1 else ()
-            found.append(np.multiply(ranks, busiest_rows(shares, replicated, ranks, round(own * group))))
+            found.append(np.multiply(ranks, busiest_rows(shares, replicated, ranks, round(own * group))[:2]))
         return np.array(found).T
 
     def _row_parts(self, node: fx.Node, strategies: Strategies) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,9 +15,9 @@ from torch.nn import functional
 
 from autopar.capture import capture
 from autopar.errors import PlanMismatchError
-from autopar.graphs.expert_loads import busiest_part
+from autopar.graphs.expert_loads import busiest_part, fullest_part
 from autopar.graphs.kernel_groups import kernel_groups
-from autopar.graphs.node_values import VARYING
+from autopar.graphs.node_values import VARYING, node_bytes
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
 from autopar.ops import dispatch
@@ -29,6 +30,7 @@ from autopar.planner.planning import make_plan
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 from autopar.request import Request
+from autopar.runtime.collectives.progress import RankProgress
 from autopar.runtime.step.replayed_graphs import waits_for_values
 from tests.passes.hand_plans import hand_plan, picked, run_plan, tensors_of, worst
 
@@ -143,6 +145,27 @@ def test_nothing_is_compiled_or_recorded_for_as_many_rows_as_come() -> None:
         groups = kernel_groups(module.graph, "inductor")
         assert all([*groups.values()].count(groups[node]) == 1 for node in groups if node.name in varying)
     assert any(map(waits_for_values, parts.forward.graph.nodes))
+
+
+def test_memory_is_planned_for_more_rows_than_the_busiest_rank_expects() -> None:
+    program, _ = captured(8, "even")
+    found = next(node for node in exchanges(program, planned(program, ep=4)) if WIDTH in node.meta["local_shape"][1:])
+    there, planned_for = (part((1 / 8,) * 8, 4, ROWS) for part in (busiest_part, fullest_part))
+    assert node_bytes(found) == pytest.approx(ROWS * planned_for * WIDTH * 8, rel=0.03)
+    assert planned_for > 1.1 * there
+
+
+def test_more_rows_than_memory_is_planned_for_are_named_where_it_runs_out() -> None:
+    program, tensors = captured(8, "one expert has all")
+    plan = planned(program, ep=4)
+    dispatch._most.clear()
+    run_plan(program, plan, tensors)
+    with pytest.raises(torch.OutOfMemoryError) as raised, RankProgress().inside("call", 1):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    assert re.search(f": {ROWS} for .*expert_load='run.jsonl'", raised.value.__notes__[0])
+    dispatch._most.clear()
+    run_plan(program, plan, {**tensors, "chosen": torch.arange(ROWS).view_as(tensors["chosen"]) % 8})
+    assert dispatch.beyond_memory() == ""
 
 
 def test_rows_travel_once_each_way_and_pass() -> None:

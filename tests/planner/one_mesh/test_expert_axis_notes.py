@@ -15,9 +15,11 @@ GATHERED = "every rank keeps its rows and gathers the weights of all experts"
 
 
 def notes(program: Program, ranks: int, ep: str | None) -> list[str]:
+    capacity = 1.25 if ep == "capacity" else None
     request = Request(
-        cluster=Cluster.parse(f"{ranks} cpu"), dims={"ep": ranks}, ep=ep, mode="fast", with_baselines=False  # type: ignore[arg-type]
-    )
+        cluster=Cluster.parse(f"{ranks} cpu"), dims={"ep": ranks}, ep=ep, mode="fast", with_baselines=False,  # type: ignore[arg-type]
+        expert_capacity=capacity,
+    )  # fmt: skip
     return [note for note in make_plan(program, request).notes if "ep=" in note]
 
 
@@ -27,6 +29,8 @@ def notes(program: Program, ranks: int, ep: str | None) -> list[str]:
         (6, 4, "dispatch", f"6 experts do not divide by ep=4 and are fewer than 16: rows do not travel; {GATHERED}"),
         (6, 4, None, f"6 experts do not divide by ep=4 and are fewer than 16: rows do not travel; {GATHERED}"),
         (6, 4, "masked", f"6 experts do not divide by ep=4 and are fewer than 16: experts are not split; {GATHERED}"),
+        (5, 4, "capacity", "5 experts do not divide by ep=4 and are fewer than 16: rows do not travel, and none is "
+                           f"dropped; {GATHERED}"),
         (9, 3, "dispatch", "the batch of 8 does not divide by ep=3: rows do not travel; products of experts run whole"),
         (9, 3, "gather", "the batch of 8 does not divide by ep=3: rows are not split; products of experts run whole"),
     ],
@@ -35,7 +39,7 @@ def test_what_cannot_run_is_named_with_what_does(experts: int, ranks: int, ep: s
     assert notes(captured(experts, "even")[0], ranks, ep) == [words]
 
 
-@pytest.mark.parametrize("ep", ["dispatch", "gather", "masked", None])
+@pytest.mark.parametrize("ep", ["dispatch", "gather", "masked", "capacity", None])
 def test_what_runs_as_asked_has_no_note(ep: str | None) -> None:
     assert notes(captured(18, "even")[0], 4, ep) == []
 
