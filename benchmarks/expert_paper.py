@@ -1,6 +1,6 @@
 """Experts on paper: layers of published mixtures on 64 to 2,048 H100, by each way of `ep=`.
 
-    python -m benchmarks.expert_paper                                                      # all rows, 15 CPU minutes
+    python -m benchmarks.expert_paper                                                      # all rows, 16 CPU minutes
     python -m benchmarks.expert_paper --model mixtral-8x22b --nodes 8 --output FILE        # some
 
 Two layers of each model between an embedding and a loss, sequences of 4,096 tokens, bf16 and AdamW. Every row is a
