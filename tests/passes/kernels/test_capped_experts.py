@@ -185,7 +185,7 @@ def dropped(of: Case, ranks: int, own: int | None = None) -> list[int]:
     return torch.bincount(real[(real >= 0) & (real < of.experts)], minlength=of.experts).tolist()
 
 
-@pytest.mark.exhaustive(sample=["{'ep': 4}", "2}-skewed"])
+@pytest.mark.exhaustive(sample=["{'ep': 4}", "dp_shard': 2, 'ep': 2}-skewed", "tp': 2}-skewed"])
 @pytest.mark.parametrize(
     "kind", ["skewed", "one expert has all", "a rank without tokens", "some of no expert"]
 )
@@ -204,6 +204,7 @@ def test_loss_and_gradients_are_those_of_a_mixture_that_drops_alike(kind: str, d
     assert rows[0].sum() == copies * ((ids >= 0) & (ids < 8)).sum()
 
 
+@pytest.mark.exhaustive(sample="8.0")
 @pytest.mark.parametrize("factor", [0.01, 8.0])
 def test_where_every_row_has_a_place_it_is_the_model(factor: float) -> None:
     of = case()
