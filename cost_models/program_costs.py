@@ -24,7 +24,7 @@ from autopar.cost_models.collective_costs import CollectiveKind, collective_seco
 from autopar.cost_models.kernel_seconds import KernelPrices
 from autopar.cost_models.operator_sizes import EXPERT_LINEAR
 from autopar.cost_models.symmetric_seconds import symmetric_seconds
-from autopar.graphs.expert_loads import TRAVELS
+from autopar.graphs.expert_loads import EXCHANGED
 from autopar.graphs.kernel_groups import Traffic, group_reads_writes, kernel_groups
 from autopar.graphs.node_values import describe_values
 from autopar.graphs.operator_names import base_name, operator_kind
@@ -161,7 +161,7 @@ def collective_action(node: fx.Node, kind: CollectiveKind, phase: str, cluster: 
     topology = GroupTopology.of(cluster, mesh.shape, axes)
     element = node.meta["dtype"].itemsize
     largest = max(_elements(node), _elements(node.all_input_nodes[0]))  # the whole buffer of a gather or a scatter
-    nbytes = float(largest * element) * node.meta.get(TRAVELS, 1.0)
+    nbytes = float(largest * element) * (node.meta[EXCHANGED].travels if EXCHANGED in node.meta else 1.0)
     seconds = float(collective_seconds(kind, nbytes, topology, cluster))
     return ProgramAction(
         name=str(node.meta["operator"]), phase=phase, stream="+".join(names), seconds=seconds, kind=kind,

@@ -30,8 +30,8 @@ LOAD = "expert_load"
 """Key in the meta of a product of experts: the part of the rows that goes to each."""
 REPLICATED = "replicated_experts"
 """Key in the meta of a product of experts: those of which every rank has a copy where rows travel."""
-TRAVELS = "travelling_part"
-"""Key in the meta of an exchange: the part of its rows that is not at home whatever the load."""
+EXCHANGED = "exchanged_rows"
+"""Key in the meta of an exchange of rows: its `ExchangedRows`."""
 OWN_ROWS = "own_rows"
 """Key in the meta of a product with a block of the experts: what part of its rows has one of these."""
 PRODUCTS = ("expert_linear", "expert_outer")
@@ -141,6 +141,21 @@ def _none_above(value: float, parts: Counter[float], rows: int) -> float:
     return math.prod(_below(value, part, rows) ** count for part, count in parts.items())
 
 
+class ExchangedRows(NamedTuple):
+    """What goes over the links. rows: of each rank, at home; parts: of these to every rank of the group, what stays at
+    home whatever the load is in none; back: they return. travels: of the rows that the busiest rank computes, the part
+    that came to experts of its own."""
+
+    rows: int
+    parts: tuple[float, ...]
+    back: bool
+    travels: float
+
+    def sent(self, position: int) -> list[float]:
+        """Rows that the rank at a position of the group sends to every rank of it."""
+        return [self.rows * (self.parts[position] if self.back else part) for part in self.parts]
+
+
 class BusiestRows(NamedTuple):
     """Parts of the rows of a layer. computed: by the rank with most of them; received: for experts of its own, among
     these; fullest: than which none computes more, but with the chance `EXCEEDED`."""
@@ -150,10 +165,15 @@ class BusiestRows(NamedTuple):
     fullest: float
 
 
+def travelling(shares: Sequence[float], replicated: Collection[int]) -> tuple[float, ...]:
+    """The part of all rows that travels to each expert."""
+    return tuple(0.0 if expert in replicated else share for expert, share in enumerate(shares))
+
+
 def busiest_rows(shares: Sequence[float], replicated: Collection[int], ranks: int, rows: int) -> BusiestRows:
-    """Where rows of replicated experts stay at home, as many at every rank."""
-    travel = tuple(0.0 if expert in replicated else share for expert, share in enumerate(shares))
-    home = math.fsum(shares[expert] for expert in replicated) / ranks
+    """Where rows of replicated experts, and those of no expert among these, stay at home, as many at every rank."""
+    travel = travelling(shares, replicated)
+    home = max(0.0, 1.0 - math.fsum(travel)) / ranks
     received = busiest_part(travel, ranks, rows)
     return BusiestRows(received + home, received, fullest_part(travel, ranks, rows) + home)
 

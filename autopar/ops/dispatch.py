@@ -27,10 +27,12 @@ from torch import Tensor
 
 class Dispatch(NamedTuple):
     """Where experts are: the group holds `experts` of them from `start` on, each of its `ranks` `block`, the last one
-    what is left; position: of this rank in the group; replicated: experts among them whose rows stay at home. Of rows
-    that travel is said, which computes nothing: how many times those of the mean rank the rank with most of them
-    expects (busiest), memory is planned for (fullest), and what part of the busiest came to experts of its own
-    (travels). room: rows that every rank sends to every expert (`capped_rows.py`), None: as many as it has."""
+    what is left; position: of this rank in the group; replicated: experts among them whose rows stay at home; room:
+    rows that every rank sends to every expert (`capped_rows.py`), None: as many as it has.
+
+    Of rows that travel is said, which computes nothing: how many times those of the mean rank the rank with most of
+    them expects (busiest), memory is planned for (fullest), what part of the busiest came to experts of its own
+    (travels), and what part of its rows a rank sends to each (parts)."""
 
     start: int
     experts: int
@@ -41,6 +43,7 @@ class Dispatch(NamedTuple):
     replicated: tuple[int, ...] = ()
     busiest: float = 1.0
     travels: float = 1.0
+    parts: tuple[float, ...] = ()
     fullest: float = 1.0
     room: int | None = None
 

@@ -44,13 +44,17 @@ def make_plan(
     """
     began = time.process_time()
     query = Query.of(program, request, recapture=recapture, kept=kept)
-    in_ways = partial(planned_the_other_ways_too, partial(_planned, request, began))
-    search = partial(planned_in_every_expert_way, in_ways, request.dims)
+    search = partial(planned_in_every_expert_way, partial(_planned_in_ways, began), request)
     recompute_of(query.program, query.constraints)
     implementations_of(query.program, query.constraints)
     with interruptible(query.deadline):
         plan = planned_for_memory_too(program, request, query, search)
     return replace(plan, question=_question(request, query))
+
+
+def _planned_in_ways(began: float, request: Request, query: Query) -> Plan:
+    """The best plan, over the ways of attention, too."""
+    return planned_the_other_ways_too(partial(_planned, request, began), query)
 
 
 def _planned(request: Request, began: float, query: Query) -> Plan:

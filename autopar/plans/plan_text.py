@@ -81,6 +81,7 @@ def _choices(plan: PlanValue) -> list[str]:
     lines = [f"mesh {name}={size}" for name, size in zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)]
     lines.append(f"micro_batches {plan.micro_batches}")
     lines += [f"{kind} over {group} in symmetric memory" for kind, of in plan.symmetric_memory.items() for group in of]
+    lines += [f"{module}: copies of experts {[*experts]}" for module, experts in plan.replicated_experts.items()]
     if plan.in_stages:
         lines.append(f"schedule {plan.staged.schedule}, {plan.staged.chunks} chunks {plan.staged.actions}")
         lines += [

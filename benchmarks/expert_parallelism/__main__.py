@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autopar.errors import AutoparError
-from benchmarks.expert_parallelism.alternatives import in_words, make_plans, predicted_links
+from benchmarks.expert_parallelism.alternatives import in_words, make_plans, predicted_links, under_load
 from benchmarks.expert_parallelism.by_hand import BY_HAND
 from benchmarks.expert_parallelism.rows import busiest, row, summary
 from benchmarks.expert_parallelism.settings import SETTINGS, SIZES_OF, measured_loads
@@ -68,10 +68,11 @@ def main(names: Sequence[str], resume: bool, again: bool, steps: int, output: Pa
 def run(name: str, steps: int, console: Console) -> dict[str, Any]:
     """Plan, train and compare a setting."""
     setting, began, load = SETTINGS[name], time.perf_counter(), os.getloadavg()[0]
-    cluster = profiled(setting.network, console)
-    plans, left_out = make_plans(setting, cluster)
+    cluster, loads = profiled(setting.network, console), measured_loads(SIZES_OF[name])
+    known = loads if SIZES_OF[name].exponent else []
+    plans, left_out = make_plans(setting, cluster, known)
     captured = Captured(setting)
-    said = {kind: predicted_links(captured, plan, cluster) for kind, plan in plans.items()}
+    said = {kind: predicted_links(captured, under_load(plan, known), cluster) for kind, plan in plans.items()}
     folder = network_cache(setting.network) / "expert_parallelism" / name
     shutil.rmtree(folder, ignore_errors=True)
     planned = time.perf_counter()
@@ -79,7 +80,6 @@ def run(name: str, steps: int, console: Console) -> dict[str, Any]:
     words = {kind: in_words(plan) for kind, plan in plans.items()}
     words |= {kind: baseline.plan for kind, baseline in BY_HAND.items()}
     runs = measured_runs(found["rows"], WARM_UP_STEPS, words, said, found["peak_bytes"])
-    loads = measured_loads(SIZES_OF[name])
     return {
         "name": name,
         "network": setting.network.name,
@@ -87,7 +87,9 @@ def run(name: str, steps: int, console: Console) -> dict[str, Any]:
         "load_before": round(load, 2),
         "profile_age_hours": round(profile_age(setting.network) / 3600.0, 1),
         "elapsed_seconds": {"planning": planned - began, **found["elapsed"]},
-        **row(runs, {**left_out, **found["errors"]}, loads, setting.network.num_ranks),
+        **row(
+            runs, {**left_out, **found["errors"]}, loads, setting.network.num_ranks, "measured" if known else "uniform"
+        ),
     }
 
 

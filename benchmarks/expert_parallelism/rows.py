@@ -1,14 +1,15 @@
 """A setting's row: every way with what was predicted beside what was measured, and who won.
 
-    loads            parts of all rows that the experts of every layer have; "assumed" says what plans are priced with
+    loads            parts of all rows that the experts of every layer have; "assumed" says what plans are priced with:
+                     these ("measured"), or as many rows for every expert ("uniform")
+    blind_seconds    of the plan that is chosen where nothing is said of the load, if it is another one
     bytes_errors     of all bytes between nodes in a step
     busiest_errors   of the bytes that the busiest link carries: a node's, out or in
 
 goals: the choice within 1.05 of the best measured way of ours, bytes to 1 %, the busiest link to 5 %.
 
-How much a dispatch sends to whom is up to the router. Predictions assume that every rank's rows go evenly to all
-ranks: right for the sum of all bytes where ranks route alike, whatever the loads, but neither for the link of the node
-that holds a hot expert, nor for the seconds of its products.
+How much a dispatch sends to whom is up to the router. Predictions take it that the rows of every rank go to the experts
+in these parts, in every step; weights learn meanwhile, and ranks do not route quite alike.
 """
 
 from __future__ import annotations
@@ -18,22 +19,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autopar.errors import AutoparError
+from benchmarks.expert_parallelism.alternatives import BLIND
 from benchmarks.plan_quality.bootstrap import slowdown
 from benchmarks.plan_quality.plans import CHOSEN
 from benchmarks.plan_quality.rows import LOSS_TOLERANCE, loss_difference, ranking, reference_losses
 from benchmarks.plan_quality.summary import AS_GOOD, bytes_error
 
 BYTES_ERROR, BUSIEST_ERROR = 0.01, 0.05
-ASSUMED = "uniform"
-"""The routing that predictions assume."""
 Run = Mapping[str, Any]
 
 
 def row(
-    runs: Sequence[dict[str, Any]], left_out: Mapping[str, str], loads: Sequence[Sequence[float]], ranks: int
+    runs: Sequence[dict[str, Any]],
+    left_out: Mapping[str, str],
+    loads: Sequence[Sequence[float]],
+    ranks: int,
+    assumed: str = "uniform",
 ) -> dict[str, Any]:
     """What a setting says; the caller adds name, network and machine. runs: fastest first; loads: by layer and expert;
-    ranks: over which experts lie in blocks where rows are dispatched.
+    ranks: over which experts lie in blocks where rows are dispatched; assumed: the load that plans are priced with.
 
     Raises AutoparError where our choice did not run, or its losses differ from those of most."""
     reference = reference_losses(runs)
@@ -50,13 +54,14 @@ def row(
         "best_seconds": best["seconds"],
         "slowdown_to_best": against.ratio,
         "significantly_slower": best is not chosen and against.significant,
+        "blind_seconds": ours[BLIND]["seconds"] if BLIND in ours else None,
         "by_hand_seconds": {run["name"]: run["seconds"] for run in right if run["predicted"] is None},
         "kendall_tau": ranking(list(ours.values())),
         "bytes_errors": {name: bytes_error(run) for name, run in ours.items()},
         "busiest_errors": {name: busiest_error(run) for name, run in ours.items()},
         "wrong_losses": [run["name"] for run in runs if run not in right],
         "left_out": dict(left_out),
-        "loads": {"assumed": ASSUMED, "experts": loads, "busiest_rank_over_mean": busiest_rank(loads, ranks)},
+        "loads": {"assumed": assumed, "experts": loads, "busiest_rank_over_mean": busiest_rank(loads, ranks)},
         "runs": list(runs),
     }
 
@@ -83,6 +88,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     runs = [run for row in rows for run in row["runs"] if run["predicted"] is not None]
     steps = [abs(run["predicted"]["seconds"] / run["seconds"] - 1.0) for run in runs]
     over_hand = [min(row["by_hand_seconds"].values()) / row["chosen_seconds"] for row in rows if row["by_hand_seconds"]]
+    blind = [row["blind_seconds"] / row["chosen_seconds"] for row in rows if row["blind_seconds"] is not None]
     return {
         "settings": len(rows),
         "choice_within_1.05": sum(row["slowdown_to_best"] <= AS_GOOD for row in rows),
@@ -92,7 +98,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "worst_slowdown_to_best": max((row["slowdown_to_best"] for row in rows), default=None),
         **_within("bytes", 1, rows, "bytes_errors", BYTES_ERROR),
         **_within("busiest_link", 5, rows, "busiest_errors", BUSIEST_ERROR),
-        "assumed_loads": ASSUMED,
+        "median_blind_to_chosen": statistics.median(blind) if blind else None,
+        "worst_blind_to_chosen": min(blind, default=None),
         "median_step_error": statistics.median(steps) if steps else None,
         "median_speedup_to_by_hand": statistics.median(over_hand) if over_hand else None,
         "wrong_losses": {row["name"]: row["wrong_losses"] for row in rows if row["wrong_losses"]},

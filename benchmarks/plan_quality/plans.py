@@ -103,6 +103,7 @@ def same_choices(one: Plan, other: Plan) -> bool:
         "inputs",
         "buffers",
         "outputs",
+        "replicated_experts",
         "bucket_bytes",
         "product_chunks",
         "micro_batches",

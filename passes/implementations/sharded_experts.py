@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx
 
 from autopar.graphs.expert_capacity import capacity_of, places_per_expert
-from autopar.graphs.expert_loads import OWN_ROWS, busiest_part, busiest_rows, load_of, replicated_of
+from autopar.graphs.expert_loads import OWN_ROWS, busiest_part, busiest_rows, load_of, replicated_of, travelling
 from autopar.layouts.placement import Layout, Replicate, Shard, local_shape, local_start
 from autopar.ops import experts
 from autopar.ops.dispatch import Dispatch
@@ -69,11 +69,11 @@ def _dispatch(context: LocalContext, num_experts: int, layout: Layout) -> Dispat
     names = tuple(context.mesh.axis_names[axis] for axis in axes)
     start, block = held[0]
     count = sum(number for _, number in held)
-    own = load_of(context.node, num_experts)[start : start + count]
-    shares = tuple(share / max(math.fsum(own), 1e-30) for share in own)
+    shares = load_of(context.node, num_experts)[start : start + count]
     replicated = tuple(one for one in replicated_of(context.node) if start <= one < start + count)
     most, ranks, capacity = max(rows), math.prod(sizes), capacity_of(context.node)
-    busiest = busiest_rows(shares, [one - start for one in replicated], ranks, ranks * most)
+    own = [one - start for one in replicated]
+    busiest, travel = busiest_rows(shares, own, ranks, ranks * most), travelling(shares, own)
     return Dispatch(
         start=start,
         experts=count,
@@ -84,6 +84,7 @@ def _dispatch(context: LocalContext, num_experts: int, layout: Layout) -> Dispat
         replicated=replicated,
         busiest=ranks * busiest.computed,
         travels=busiest.received / max(busiest.computed, 1e-30),
+        parts=tuple(math.fsum(travel[first : first + block]) for first in range(0, block * ranks, block)),
         fullest=ranks * busiest.fullest,
         room=None if capacity is None else places_per_expert(most, num_experts, capacity),
     )

@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.graphs.expert_loads import TRAVELS, module_of
+from autopar.graphs.expert_loads import EXCHANGED, ExchangedRows, module_of
 from autopar.graphs.node_values import VARYING, VIEWS
 from autopar.layouts.placement import Partial, Shard
 from autopar.ops import dispatch, experts
@@ -325,9 +325,15 @@ class _DispatchedLayer(_Layer):
         self, rows: fx.Node, splits: tuple[Any, Any], came: tuple[int, ...], point: fx.Node, like: fx.Node
     ) -> fx.Node:
         """What comes of rows that go to the ranks of the group, of shape `came`; splits: what comes, and what goes."""
-        waited = self._collective(_c10d.all_to_all_single.default, (rows, *splits), came, point, like)
-        if isinstance(splits[0], fx.Node):
-            waited.all_input_nodes[0].meta[TRAVELS] = self._there.travels
+        return self._collective(_c10d.all_to_all_single.default, (rows, *splits), came, point, like)
+
+    def _sent_rows(self, rows: fx.Node, back: bool, came: tuple[int, ...], point: fx.Node, like: fx.Node) -> fx.Node:
+        """What comes of rows that go to their experts, or back."""
+        splits = self._list(0 if back else 1, rows), self._list(1 if back else 0, rows)
+        waited, there = self._sent(rows, splits, came, point, like), self._there
+        if there.room is None:
+            exchanged = ExchangedRows(self._home[0], there.parts, back, there.travels)
+            waited.all_input_nodes[0].meta[EXCHANGED] = exchanged
         return waited
 
     def _collective(
@@ -355,7 +361,7 @@ class _DispatchedLayer(_Layer):
     def _arrived(self, source: fx.Node, index: fx.Node, reader: fx.Node) -> fx.Node:
         own = super()._arrived(source, index, reader)
         came = shape_of(self._regrouped) + shape_of(own)[1:]
-        went = self._sent(own, (self._list(1, own), self._list(0, own)), came, reader, own)
+        went = self._sent_rows(own, False, came, reader, own)
         for node in (went, went.all_input_nodes[0]):
             self._as_they_come(node, self._more)
         return self._as_they_come(super()._arrived(went, self._regrouped, reader), self._more)
@@ -363,7 +369,7 @@ class _DispatchedLayer(_Layer):
     def _returned(self, value: fx.Node, places: fx.Node, point: fx.Node, like: fx.Node) -> fx.Node:
         by_rank = self._as_they_come(super()._returned(value, self._ungrouped, point, like), self._more)
         home = self._home + shape_of(by_rank)[1:]
-        came = self._sent(by_rank, (self._list(0, by_rank), self._list(1, by_rank)), home, point, by_rank)
+        came = self._sent_rows(by_rank, True, home, point, by_rank)
         return super()._returned(came, places, point, like)
 
     def _read_replicas(self, product: fx.Node) -> None:

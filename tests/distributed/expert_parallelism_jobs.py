@@ -13,7 +13,7 @@ from autopar.hardware.cluster import Cluster
 from autopar.plans.parallel_plan import Plan
 from benchmarks.expert_parallelism import by_hand
 from benchmarks.expert_parallelism.alternatives import make_plans
-from benchmarks.expert_parallelism.settings import Sizes, build, setting, tokens
+from benchmarks.expert_parallelism.settings import Sizes, build, measured_loads, setting, tokens
 from benchmarks.plan_quality.baselines.trained import my_part, sgd, trained
 from benchmarks.plan_quality.captured import Captured
 from tests.distributed.context_jobs import mean_losses
@@ -26,7 +26,7 @@ def losses_of_all_ways() -> dict[str, list[float]]:
     """The losses of one rank alone, of our plans and of what is written by hand."""
     made: list[tuple[dict[str, Plan], dict[str, str]] | None] = [None]
     if dist.get_rank() == 0:
-        made = [make_plans(TINY, Cluster.parse(f"{dist.get_world_size()} cpu"))]
+        made = [make_plans(TINY, Cluster.parse(f"{dist.get_world_size()} cpu"), measured_loads(SIZES))]
     dist.broadcast_object_list(made)
     assert made[0] is not None
     plans, left_out = made[0]

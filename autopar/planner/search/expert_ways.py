@@ -10,6 +10,9 @@ Under a load that is not even (`expert_load=`), dispatch is planned with copies 
 every rank, too, for as long as the step becomes shorter:
 
     no copies 24.1 ms, 1 of each layer 19.3 ms, 2 17.9 ms, 4 18.2 ms     ->  2 of each layer
+
+Where nobody named axes, the free search splits experts by gathers and sums only; dispatch over an axis `ep`, of all
+devices or of those of a node, is planned beside it.
 """
 
 from __future__ import annotations
@@ -17,15 +20,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from autopar.errors import AutoparError
 from autopar.graphs.expert_loads import expert_counts
+from autopar.hardware.cluster import Cluster, MixedCluster
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.solver.solution import relative_gap
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.parallelism import expert_way
 from autopar.plans.plan_text import format_seconds
+from autopar.request import Request
 from autopar.request.axis_ways import LOSSLESS_WAYS, ExpertParallelism
 from autopar.request.mesh_axes import EXPERT_AXIS
 from autopar.request.replicated_experts import busiest_experts
@@ -33,14 +38,78 @@ from autopar.request.replicated_experts import busiest_experts
 log = logging.getLogger(__name__)
 
 
-def planned_in_every_expert_way(search: Callable[[Query], Plan], dims: Mapping[str, Any] | None, query: Query) -> Plan:
-    """The plan that a search finds for named axes; over an axis `ep` for which no way was asked, the one of the way
-    whose step is shortest. Raises what the search of the first way raises where none has a plan."""
-    is_named = (dims or {}).get(EXPERT_AXIS, 1) != 1  # -1 fills
-    if not is_named or not expert_counts(query.program.graph):
-        return search(query)
+def planned_in_every_expert_way(
+    search: Callable[[Request, Query], Plan], request: Request, query: Query
+) -> Plan:
+    """The plan that a search finds as a request asks; over an axis `ep` for which no way was asked, and on free axes,
+    the one of the way whose step is shortest. Raises what the first search raises where none has a plan."""
+    is_named = (request.dims or {}).get(EXPERT_AXIS, 1) != 1  # -1 fills
+    if not expert_counts(query.program.graph):
+        return search(request, query)
+    if not is_named:
+        return _dispatch_beside(search, request, query)
     if query.constraints.ep is not None:
-        return _in_one_way(search, query)
+        return _in_one_way(partial(search, request), query)
+    return _in_all_ways(partial(search, request), query)
+
+
+def _dispatch_beside(search: Callable[[Request, Query], Plan], request: Request, query: Query) -> Plan:
+    """The plan that a search finds; where axes are free, or that of rows that travel over an axis `ep`, if its step is
+    shorter."""
+    plan = search(request, query)
+    if not _may_name_axes(request, query):
+        return plan
+    found = {"free axes": plan}
+    for dims in _expert_dims(query):
+        if not query.deadline.left() > 0:
+            break
+        log.info("planning rows of experts that travel over %s", dims)
+        asked = replace(request, dims=dims, with_baselines=False)
+        travels = replace(query, constraints=replace(query.constraints, ep="dispatch"))
+        try:
+            candidate = _in_one_way(partial(search, asked), travels)
+        except AutoparError as why:
+            log.info("%s cannot be planned: %s", dims, why)
+            continue
+        if expert_way(candidate) == "dispatch":
+            found[f"{EXPERT_AXIS}={dims[EXPERT_AXIS]}"] = candidate
+    best = min(found, key=lambda name: found[name].predicted.step_seconds)
+    if len(found) == 1:
+        return plan
+    steps = ", ".join(f"{name} {format_seconds(each.predicted.step_seconds)}" for name, each in found.items())
+    chosen, bound = found[best], min(each.bound_seconds for each in found.values())
+    return replace(
+        chosen,
+        bound_seconds=bound,
+        gap=relative_gap(chosen.objective_seconds, bound),
+        baselines=plan.baselines,
+        alternatives=plan.alternatives,
+        notes=(*chosen.notes, f"rows of experts may travel: {best} has the shortest step ({steps})"),
+    )
+
+
+def _may_name_axes(request: Request, query: Query) -> bool:
+    """Whether nothing was asked that speaks of axes or of how they are used."""
+    free = request.dims is None and request.mesh is None and request.schedule is None and request.constraints is None
+    return free and request.deterministic is not True and query.shards is None and _is_uniform(query.cluster)
+
+
+def _is_uniform(cluster: Cluster) -> bool:
+    return cluster.num_devices > 1 and not isinstance(cluster, MixedCluster)
+
+
+def _expert_dims(query: Query) -> list[dict[str, int]]:
+    """Named axes with one of experts: over all devices and over those of a node, or as many of them as have experts."""
+    devices, fewest = query.cluster.num_devices, min(expert_counts(query.program.graph).values())
+    sizes = {
+        max(size for size in range(1, most + 1) if most % size == 0 and size <= fewest)
+        for most in (query.cluster.devices_per_node, devices)
+    } - {1}  # fmt: skip
+    return [{"dp_shard": devices // size, EXPERT_AXIS: size} for size in sorted(sizes)]
+
+
+def _in_all_ways(search: Callable[[Query], Plan], query: Query) -> Plan:
+    """The plan of the way whose step is shortest."""
     found: dict[ExpertParallelism, Plan] = {}
     first: AutoparError | None = None
     for way in LOSSLESS_WAYS:

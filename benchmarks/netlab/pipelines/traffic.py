@@ -17,6 +17,7 @@ from autopar.cost_models.gloo import ALGORITHMS
 from autopar.cost_models.gloo import sent_bytes as bytes_of
 from autopar.cost_models.program_costs import collective_of
 from autopar.errors import ConfigurationError
+from autopar.graphs.expert_loads import EXCHANGED
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.group_topology import GroupTopology
 from autopar.layouts.placement import Mesh
@@ -29,8 +30,11 @@ from autopar.program import Program
 def sent_bytes(program: Program, plan: Plan, cluster: Cluster) -> list[float]:
     """Bytes that every rank sends to other nodes in a step. program: of one micro-batch."""
     if plan.pipeline is None:
-        graphs = (lowered_graphs(program, plan, rank) for rank in _ranks(plan))
-        return [plan.micro_batches * sum(collective_bytes(g, plan.mesh, cluster) for g in each) for each in graphs]
+        return [
+            plan.micro_batches
+            * sum(collective_bytes(g, plan.mesh, cluster, rank) for g in lowered_graphs(program, plan, rank))
+            for rank in _ranks(plan)
+        ]
     if plan.mesh.size != plan.mesh.shape[0]:
         raise ConfigurationError(f"mesh {plan.mesh.shape}: traffic inside of stages is not counted here")
     if cluster.devices_per_node > 1:
@@ -50,34 +54,45 @@ def _ranks(plan: Plan) -> range:
 
 def link_bytes(program: Program, plan: Plan, cluster: Cluster) -> list[list[float]]:
     """Bytes [from][to] between nodes in a step of a plan without stages: what a rank sends in a collective goes in
-    equal parts to the other nodes of its group. program: of one micro-batch."""
+    equal parts to the other nodes of its group, rows of experts to where their experts are. program: of one
+    micro-batch."""
     nodes = range(cluster.num_nodes)
     found = [[0.0] * len(nodes) for _ in nodes]
     for rank in _ranks(plan):
         home = rank // cluster.devices_per_node
         for graph in lowered_graphs(program, plan, rank):
-            for axes, sent in _sent(graph, plan.mesh, cluster):
-                others = {peer // cluster.devices_per_node for peer in _group(plan.mesh, axes, rank)} - {home}
-                for other in others:
-                    found[home][other] += plan.micro_batches * sent / len(others)
+            for sent in _sent(graph, plan.mesh, cluster, rank):
+                for other, nbytes in sent.items():
+                    found[home][other] += plan.micro_batches * nbytes
     return found
 
 
-def collective_bytes(graph: fx.Graph, mesh: Mesh, cluster: Cluster) -> float:
-    """Bytes that one rank sends to other nodes in the collectives of a lowered graph."""
-    return sum(sent for _, sent in _sent(graph, mesh, cluster))
+def collective_bytes(graph: fx.Graph, mesh: Mesh, cluster: Cluster, rank: int) -> float:
+    """Bytes that a rank sends to other nodes in the collectives of its lowered graph."""
+    return sum(sum(sent.values()) for sent in _sent(graph, mesh, cluster, rank))
 
 
-def _sent(graph: fx.Graph, mesh: Mesh, cluster: Cluster) -> Iterator[tuple[list[int], float]]:
-    """The axes of every collective, and what one rank sends to other nodes in it."""
+def _sent(graph: fx.Graph, mesh: Mesh, cluster: Cluster, rank: int) -> Iterator[dict[int, float]]:
+    """Per collective of a rank: other node -> bytes that it sends there."""
+    home = rank // cluster.devices_per_node
     for node in graph.nodes:
         kind = collective_of(node)
-        if kind is not None:
-            axes = [mesh.axis_names.index(name) for name in node.meta["group_axes"]]
+        if kind is None:
+            continue
+        axes = [mesh.axis_names.index(name) for name in node.meta["group_axes"]]
+        ranks, itemsize = _group(mesh, axes, rank), node.meta["dtype"].itemsize
+        found = {peer // cluster.devices_per_node: 0.0 for peer in ranks if peer // cluster.devices_per_node != home}
+        if EXCHANGED in node.meta:
+            row_bytes = math.prod(node.meta["local_shape"][1:]) * itemsize
+            for peer, rows in zip(ranks, node.meta[EXCHANGED].sent(ranks.index(rank)), strict=True):
+                if peer // cluster.devices_per_node != home:
+                    found[peer // cluster.devices_per_node] += rows * row_bytes
+        else:
             group = GroupTopology.of(cluster, mesh.shape, axes)
             elements = max(math.prod(one.meta["local_shape"]) for one in (node, node.all_input_nodes[0]))
-            _, across = bytes_of(kind, elements * node.meta["dtype"].itemsize, group.nodes, group.ranks_per_node)
-            yield axes, across
+            _, across = bytes_of(kind, elements * itemsize, group.nodes, group.ranks_per_node)
+            found = dict.fromkeys(found, across / max(len(found), 1))
+        yield found
 
 
 def _group(mesh: Mesh, axes: Sequence[int], rank: int) -> list[int]:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 import autopar
 from autopar.errors import ConfigurationError, InfeasibleError, PlanMismatchError
@@ -60,10 +62,10 @@ def test_the_shortest_step_of_all_ways_is_the_answer() -> None:
 def answer(steps: Mapping[str, float], dims: Mapping[str, int], program: Program) -> tuple[Plan, list[str | None]]:
     """The answer where the plans of the ways take so long, and the ways that were searched; what has no seconds has no
     plan."""
-    query = Query.of(program, Request(cluster=Cluster.parse("4 cpu"), dims=dims, mode="fast"))
+    request = Request(cluster=Cluster.parse("4 cpu"), dims=dims, mode="fast")
     searched: list[str | None] = []
 
-    def search(query: Query) -> Plan:
+    def search(request: Request, query: Query) -> Plan:
         way = query.constraints.ep
         searched.append(way)
         if str(way) not in steps:
@@ -71,7 +73,7 @@ def answer(steps: Mapping[str, float], dims: Mapping[str, int], program: Program
         plan = asked(program, ep=way, dims={"ep": 4})
         return replace(plan, predicted=replace(plan.predicted, step_seconds=steps[str(way)]), bound_seconds=1e-5)
 
-    return planned_in_every_expert_way(search, dims, query), searched
+    return planned_in_every_expert_way(search, request, Query.of(program, request)), searched
 
 
 def test_a_way_that_does_not_fit_leaves_the_others() -> None:
@@ -165,3 +167,30 @@ def test_a_plan_with_copies_is_kept_bound_and_asked(tmp_path: Path) -> None:
     for wrong, words in (({module: (0, 99)}, "write experts from 0 to"), ({"nowhere": (0,)}, "no experts there")):
         with pytest.raises(PlanMismatchError, match=words):
             planner.bind(plan.with_(replicated_experts=wrong), **skewed)
+
+
+class Wide(nn.Module):
+    """Experts that are dear to gather, for few rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(64, 8)
+        self.up = nn.Parameter(torch.randn(8, 64, 2048) / 8)
+        self.down = nn.Parameter(torch.randn(8, 2048, 64) / 45)
+
+    def forward(self, x: Tensor) -> Tensor:
+        score, chosen = self.router(x).softmax(-1).max(-1)
+        rows = torch.ops.autopar.expert_linear(x.flatten(0, 1), self.up, chosen.flatten(), False)
+        rows = torch.ops.autopar.expert_linear(rows.relu(), self.down, chosen.flatten(), False)
+        return (rows.view_as(x) * score.unsqueeze(-1)).pow(2).mean()
+
+
+def test_on_free_axes_rows_may_travel() -> None:
+    planner = autopar.Planner(Wide(), (torch.randn(256, 16, 64),), cluster="4x1 cpu @ 0.2Gb", optimizer=torch.optim.SGD)
+    free = planner.plan(mode="fast", with_baselines=True)
+    named = planner.plan(mode="fast", dims={"ep": 4}, ep="dispatch")
+    assert (expert_way(free), free.mesh.axis_names) == ("dispatch", ("ep",))
+    assert free.predicted.step_seconds == named.predicted.step_seconds
+    assert any(note.startswith("rows of experts may travel: ep=4 has the shortest step") for note in free.notes)
+    assert free.baselines, "known plans are compared with once"
+    assert expert_way(planner.plan(mode="fast", constraints={"down": "R"})) is None
