@@ -44,7 +44,7 @@ from autopar.layouts.placement import Partial, Shard
 from autopar.ops import dispatch, experts
 from autopar.ops.dispatch import Dispatch
 from autopar.passes.kernels.graph_patterns import dtype_of, shape_of
-from autopar.passes.kernels.ordered_rows import OrderedRows, viewed
+from autopar.passes.kernels.ordered_rows import OrderedRows, has_several, viewed
 from autopar.passes.kernels.row_wise import RowWise
 from autopar.passes.kernels.zero_rows import rows_with_zeros
 
@@ -259,15 +259,19 @@ class _DispatchedLayer(_Layer):
 
     def _is_there(self, node: fx.Node) -> None:
         """Write into a node that its rows are those that came, which lie in no layout."""
-        rows, *others = shape_of(node)
+        shapes = [one.shape for one in node.meta["val"]] if has_several(node) else [shape_of(node)]
+        there = tuple((self._rows_there(rows), *others) for rows, *others in shapes)
+        is_one = not has_several(node)
         for key in _LAID_OUT:
             node.meta.pop(key, None)
-        node.meta |= {"local_shape": (self._rows_there(rows), *others)}
+        node.meta |= {"local_shape": there[0] if is_one else there}
         self._as_they_come(node, self._more)
 
     def _may_join(self, node: fx.Node, how: RowWise) -> bool:
         """Rows of other ranks of the group are among those that are here. So nothing but rows may be split over it, and
         what sums over rows must be a part of the sum over the group."""
+        if has_several(node):
+            return all(self._may_join(item, how) for item in node.users)
         if node.target in VIEWS and "layout" not in node.meta:
             return True
         placed = [layout[axis] for axis in self._axes] if (layout := node.meta.get("layout")) else [None]
