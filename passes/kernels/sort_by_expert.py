@@ -301,7 +301,14 @@ class _DispatchedLayer(_Layer):
             behind, dispatch.received_order, (table, self._sizes, there.ranks, held, replicas), shapes, first
         )
         self._as_they_come(self._regrouped.all_input_nodes[0], self._more)
+        self._once(*order.all_input_nodes, order, places, counts, *table.all_input_nodes, table, self._sizes)
+        self._once(*self._regrouped.all_input_nodes, self._regrouped, self._ungrouped, each)
         return [order, places, each]
+
+    def _once(self, *nodes: fx.Node) -> None:
+        """Make nodes part of no operator that may be recomputed: rows are counted, and waited for, once."""
+        for node in nodes:
+            node.meta["operator"] = f"{module_of(node)}/row_order"
 
     def _items(
         self, point: fx.Node, target: Callable[..., Any], args: tuple[Any, ...], shapes: Sequence[Any], like: fx.Node
@@ -435,8 +442,7 @@ class _CappedLayer(_DispatchedLayer):
         arguments = (self._ids, *there[:4], there.room, held, module_of(first))
         shapes = (came, rows, came, came, (held,))
         found = self._items(self._behind(), _ours.capped_order.default, arguments, shapes, first)
-        for node in (*found[0].all_input_nodes, *found):  # of no operator that may be recomputed: rows are counted once
-            node.meta["operator"] = f"{module_of(first)}/capped_order"
+        self._once(*found[0].all_input_nodes, *found)
         order, places, self._regrouped, self._ungrouped, each = found
         return [order, places, each]
 

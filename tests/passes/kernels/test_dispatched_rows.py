@@ -120,6 +120,17 @@ def test_experts_that_do_not_divide(experts: int, ranks: int) -> None:
     assert worst(run_plan(program, plan, tensors), run_plan(program, planned(program, dp_shard=1), tensors)) < 1e-13
 
 
+def test_rows_are_counted_and_waited_for_once_where_backward_computes_again() -> None:
+    program, tensors = captured(8, "even")
+    plan = planned(program, ep=4)
+    again = [name for name in plan.operators if not name.endswith("/bwd")]
+    with counted_rows() as counted:
+        found = run_plan(program, plan, tensors, recompute=again)
+    assert sum(int(rows.sum()) for rows in counted[""]) == ROWS
+    assert not any(map(waits_for_values, found.partitions[0].backward.graph.nodes))
+    assert worst(found, run_plan(program, plan, tensors)) < 1e-13
+
+
 def exchanges(program: Program, plan: Plan) -> list[fx.Node]:
     """What travels by all-to-all in a step of rank 0."""
     step = lowering.lowered_step(program, plan, 0, until=lowering.sort_rows)
