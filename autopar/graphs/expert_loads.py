@@ -17,6 +17,8 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import fx
 
 from autopar._compat import LazyGraphModule
@@ -39,7 +41,9 @@ EXCEEDED, HALVINGS = 0.01, 40
 """How likely some rank may have more rows in a step than memory is planned for, and how often that is bracketed."""
 WORTH_ONCE = 0.95
 """Part of the rows below which tokens travel instead: who gets which is exchanged, too."""
-_MOST_LIKELY = 1.0 - 1e-9
+_LEAST_LIKELY, _ROUNDS = 1e-3, 5
+"""Part of the tokens that an expert has at least and leaves at least, and how often odds are mended: of 16 experts
+loaded by Zipf's law, what travels is then within 0.1 % of draws, 2 % without."""
 NONE: Mapping[str, Sequence[int]] = {}
 REACH, POINTS = 6.0, 64
 """How far from the mean of the busiest rank a count is looked for, in standard deviations, and at how many points."""
@@ -176,33 +180,45 @@ def sent_parts(
     rows of replicated ones travel nowhere.
 
     chosen: so many rows are those of one token, for different experts, and what is sent are tokens, each once to a
-    rank. An expert that a part p of the tokens choose is among the chosen ones with the odds p / (1 - p), whatever
-    others are: a token then has none of a rank's with the part of all sets of `chosen` experts, weighed by their odds,
-    that are without these (conditional Poisson sampling; exact where all shares are equal).
+    rank. A set of experts is chosen in proportion to the product of their odds (conditional Poisson sampling), which
+    are such that every expert has its share; a token has none of a rank's with the part of the sets without these.
     """
     block, travel = -(-len(shares) // ranks), travelling(shares, replicated)
     starts = range(0, block * ranks, block)
     if chosen == 1:
         return tuple(math.fsum(travel[start : start + block]) for start in starts)
-    parts = [min(chosen * share, _MOST_LIKELY) for share in shares]
-    odds = [part / (1.0 - part) for part in parts]
-    every = _weight_of_sets(odds, chosen)
-    found = []
+    if chosen * max(shares) > 1.0 + _LEAST_LIKELY:  # no set of different experts has one so often
+        sums = (math.fsum(travel[start : start + block]) for start in starts)
+        return tuple((1.0 - (1.0 - min(part, 1.0)) ** chosen) / chosen for part in sums)
+    odds = _odds(shares, chosen)
+    every, found = _weights_of_sets(odds, chosen)[chosen], []
     for start in starts:
-        own = {expert for expert in range(start, min(start + block, len(shares))) if expert not in replicated}
-        without = _weight_of_sets([one for expert, one in enumerate(odds) if expert not in own], chosen)
-        none = without / every if every > 0.0 else math.prod(1.0 - parts[expert] for expert in own)
-        found.append((1.0 - none) / chosen)
-    return tuple(found)
+        own = [expert for expert in range(start, min(start + block, len(shares))) if expert not in replicated]
+        found.append((1.0 - _weights_of_sets(np.delete(odds, own), chosen)[chosen] / every) / chosen)
+    return tuple(map(float, found))
 
 
-def _weight_of_sets(odds: Sequence[float], chosen: int) -> float:
-    """The sum over all sets of so many of the products of their odds."""
-    sums = [1.0] + [0.0] * chosen
+def _odds(shares: Sequence[float], chosen: int) -> NDArray[np.float64]:
+    """(E,) of every expert, by which sets of so many have it as often as its share says."""
+    wanted = np.clip(chosen * np.array(shares), _LEAST_LIKELY, 1.0 - _LEAST_LIKELY)
+    odds: NDArray[np.float64] = wanted / (1.0 - wanted)
+    wanted = odds
+    for _ in range(_ROUNDS):
+        weights, without = _weights_of_sets(odds, chosen), np.ones_like(odds)
+        for size in range(1, chosen):
+            without = weights[size] - odds * without  # of sets of this size that lack the expert
+        part = np.clip(odds * without / weights[chosen], _LEAST_LIKELY, 1.0 - _LEAST_LIKELY)
+        odds = odds * wanted * (1.0 - part) / part
+    return odds
+
+
+def _weights_of_sets(odds: NDArray[np.float64], chosen: int) -> NDArray[np.float64]:
+    """(chosen + 1,) by size: the sum over all sets of experts of the products of their odds."""
+    sums = np.zeros(chosen + 1)
+    sums[0] = 1.0
     for one in odds:
-        for size in range(chosen, 0, -1):
-            sums[size] += one * sums[size - 1]
-    return sums[chosen]
+        sums[1:] += one * sums[:-1]
+    return sums
 
 
 def once_per_rank(shares: tuple[float, ...], replicated: tuple[int, ...], ranks: int, chosen: int) -> float | None:

@@ -7,7 +7,8 @@
     add(z, x0)      x0 has as many bytes as z                           not in order: z is put back in front of it
 
 An operator joins if it treats every row alike (`row_wise.py`) and that moves fewer bytes than putting rows back, or, in
-front of products only, no more than ordering its own result.
+front of products only, no more than ordering its own result. Where it makes rows wider that nothing in order reads (y
+in bf16, r in fp32), it leaves again: y is put back.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ class OrderedRows:
         others: Collection[fx.Node] = (),
         may: Callable[[fx.Node, RowWise], bool] = lambda node, how: True,
     ) -> None:
-        self._start, self._may = start, may
+        self._start, self._may, self._products = start, may, frozenset(products)
         self._count = shape_of(start)[0]
         self._known: dict[fx.Node, RowWise | None] = {**dict.fromkeys(others), **products}
         self.inside = set(products)
         self._gathered = {_key(operand) for product in products.values() for operand in product.operands}
         self._grow()
+        for node in sorted(self.inside, reverse=True):
+            self._leave_wider(node)
 
     def operands(self, node: fx.Node) -> tuple[fx.Node, ...]:
         """Operands of a node whose rows are ordered where it runs in order."""
@@ -70,6 +73,23 @@ class OrderedRows:
                     self.inside.add(node)
                     self._gathered |= {_key(operand) for operand in self.operands(node)}
                     candidates += self._near(node)
+
+    def _leave_wider(self, last: fx.Node) -> None:
+        """Take out what ends in a value that has more bytes than one on the way to it, which is put back instead."""
+        way, node = list[fx.Node](), last
+        if not self.is_ordered(last) or any(self.reads(user, last) for user in last.users):
+            return
+        while True:
+            ordered = {operand for operand in self.operands(node) if self.is_ordered(operand)}
+            if len(ordered) != 1 or node in self._products or has_several(node):
+                return
+            way.append(node)
+            (node,) = ordered
+            if has_several(node) or any(user not in way and self.reads(user, node) for user in node.users):
+                return
+            if _bytes(node) < _bytes(last):
+                self.inside.difference_update(way)
+                return
 
     def _near(self, node: fx.Node) -> list[fx.Node]:
         """Readers of a node, and what it reads."""
@@ -112,9 +132,16 @@ def viewed(node: fx.Node) -> fx.Node:
     return node
 
 
+def has_several(node: fx.Node) -> bool:
+    """Whether a call returns several values."""
+    return isinstance(node.meta.get("val"), tuple | list)
+
+
 def _bytes(node: fx.Node) -> int:
+    if has_several(node):
+        return sum(one.numel() * one.element_size() for one in node.meta["val"])
     return math.prod(shape_of(node)) * dtype_of(node).itemsize
 
 
 def _key(node: fx.Node) -> object:
-    return viewed(node), shape_of(node)
+    return node if has_several(node) else (viewed(node), shape_of(node))

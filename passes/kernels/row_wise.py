@@ -3,6 +3,7 @@
     y = mul(silu(g), u)   (T, H)         rows of g and u             y (T, H) has rows
     v = reshape(y, [T, 2, H / 2])        rows of y                   v (T, 2, H / 2) has rows
     b = sum(y, [0])       (H,)           rows of y, in any order     b has none
+    p, q = gated_backward(dy, g, u)      rows of all three           both have rows, and so has the pair
 
 What rows an operator reads is its sharding rule's to say: where a plain call on a rank's block is right for every split
 of the rows, each row stands for itself. Rows are dim 0.
@@ -34,14 +35,16 @@ class RowWise:
 
 def row_wise(node: fx.Node, rows: int) -> RowWise | None:
     """How a node of a lowered graph treats `rows` (more than one) rows; None where it looks at their order."""
-    if node.op != "call_function" or node.target is operator.getitem or "redistributes" in node.meta:
+    if node.op != "call_function" or "redistributes" in node.meta:
         return None
+    if node.target is operator.getitem:
+        return _of_several(node, rows)
     near = [*node.all_input_nodes, node]
     if not all({"val", "local_shape"} & one.meta.keys() for one in near):
         return None
     describe_values(near)
     value = node.meta["val"]
-    if not isinstance(value, torch.Tensor):
+    if not (isinstance(value, torch.Tensor) or _are_tensors(value)):
         return None
     if node.target in VIEWS or node.target in RESHAPES:
         found = RowWise(tuple(node.all_input_nodes), True) if _keeps_rows(node, rows) else None
@@ -51,6 +54,18 @@ def row_wise(node: fx.Node, rows: int) -> RowWise | None:
     if found is None:
         return None
     return replace(found, operands=tuple(one for one in found.operands if one.target is not _aten.full.default))
+
+
+def _of_several(item: fx.Node, rows: int) -> RowWise | None:
+    """One output of a call of which every output has rows."""
+    (call,) = item.all_input_nodes
+    how = row_wise(call, rows)
+    return RowWise((call,), True) if how is not None and how.returns_rows and _are_tensors(call.meta["val"]) else None
+
+
+def _are_tensors(value: object) -> bool:
+    """Whether a call returns several tensors, all of them there."""
+    return isinstance(value, tuple | list) and all(isinstance(one, torch.Tensor) for one in value)
 
 
 def _keeps_rows(view: fx.Node, rows: int) -> bool:
@@ -82,7 +97,7 @@ def _by_rule(rule: Rule, operands: list[fx.Node], rows: int) -> RowWise | None:
         return None
     returned = [output is not None and _first(output) == name for output in rule.outputs]
     reduced = name in rule.reductions and all(kind is not None for kind in rule.reductions[name])
-    return RowWise(read, returned[0]) if returned == [True] or reduced else None
+    return RowWise(read, returned[0]) if all(returned) or (len(returned) == 1 and reduced) else None
 
 
 def _first(tensor: Tensor) -> str | None:

@@ -46,7 +46,7 @@ from autopar.ops import dispatch, experts
 from autopar.ops import dispatched_tokens as tokens
 from autopar.ops.dispatch import Dispatch
 from autopar.passes.kernels.graph_patterns import dtype_of, shape_of
-from autopar.passes.kernels.ordered_rows import OrderedRows, viewed
+from autopar.passes.kernels.ordered_rows import OrderedRows, has_several, viewed
 from autopar.passes.kernels.row_wise import RowWise
 from autopar.passes.kernels.token_copies import copied_tokens, token_sums
 from autopar.passes.kernels.zero_rows import rows_with_zeros
@@ -270,15 +270,19 @@ class _DispatchedLayer(_Layer):
 
     def _is_there(self, node: fx.Node) -> None:
         """Write into a node that its rows are those that came, which lie in no layout."""
-        rows, *others = shape_of(node)
+        shapes = [one.shape for one in node.meta["val"]] if has_several(node) else [shape_of(node)]
+        there = tuple((self._rows_there(rows), *others) for rows, *others in shapes)
+        is_one = not has_several(node)
         for key in _LAID_OUT:
             node.meta.pop(key, None)
-        node.meta |= {"local_shape": (self._rows_there(rows), *others)}
+        node.meta |= {"local_shape": there[0] if is_one else there}
         self._as_they_come(node, self._more)
 
     def _may_join(self, node: fx.Node, how: RowWise) -> bool:
         """Rows of other ranks of the group are among those that are here. So nothing but rows may be split over it, and
         what sums over rows must be a part of the sum over the group."""
+        if has_several(node):
+            return all(self._may_join(item, how) for item in node.users)
         if node.target in VIEWS and "layout" not in node.meta:
             return True
         placed = [layout[axis] for axis in self._axes] if (layout := node.meta.get("layout")) else [None]
@@ -289,6 +293,7 @@ class _DispatchedLayer(_Layer):
     def _order(self, first: fx.Node) -> list[fx.Node]:
         """Order and places of the own rows, and the rows per expert behind the exchange."""
         there, behind, replicas = self._there, self._behind(), len(self._there.replicated)
+        begun = behind.prev
         rows, held, width = shape_of(self._ids), self._experts[0], there.block + replicas + 1
         buckets = (there.ranks * width,)
         self._home, there_rows = rows, (self._rows_there(rows[0]),)
@@ -312,6 +317,7 @@ class _DispatchedLayer(_Layer):
         self._as_they_come(self._regrouped.all_input_nodes[0], self._more)
         if each is not None and pairs is not None and came is not None:
             self._pairs = self._received_pairs(each, pairs, table, came, behind, first)
+        self._once(begun.next, behind)
         return [order, places, each_held]
 
     def _each(self) -> int | None:
@@ -379,6 +385,12 @@ class _DispatchedLayer(_Layer):
         """Whether some rows stay at home whoever has which experts."""
         shares, replicated, _ = self._routed
         return float(bool(replicated) or math.fsum(shares) < 1.0 - _ROUNDING)
+
+    def _once(self, node: fx.Node, end: fx.Node) -> None:
+        """Make nodes up to an end part of no operator that may be recomputed: rows are counted and waited for once."""
+        while node is not end:
+            node.meta["operator"] = f"{module_of(node)}/row_order"
+            node = node.next
 
     def _items(
         self, point: fx.Node, target: Callable[..., Any], args: tuple[Any, ...], shapes: Sequence[Any], like: fx.Node
@@ -566,9 +578,10 @@ class _CappedLayer(_DispatchedLayer):
         self._home = came = (self._rows_there(rows[0]),)
         arguments = (self._ids, *there[:4], there.room, held, module_of(first))
         shapes = (came, rows, came, came, (held,))
-        found = self._items(self._behind(), _ours.capped_order.default, arguments, shapes, first)
-        for node in (*found[0].all_input_nodes, *found):  # of no operator that may be recomputed: rows are counted once
-            node.meta["operator"] = f"{module_of(first)}/capped_order"
+        behind = self._behind()
+        begun = behind.prev
+        found = self._items(behind, _ours.capped_order.default, arguments, shapes, first)
+        self._once(begun.next, behind)
         order, places, self._regrouped, self._ungrouped, each = found
         return [order, places, each]
 

@@ -15,6 +15,7 @@ depend on who runs where.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -25,7 +26,7 @@ from autopar.passes.kernels.ordered_rows import OrderedRows
 from autopar.passes.kernels.row_wise import RowWise
 from autopar.rules.engine import RESHAPES, tensor_operands
 
-_POWER = "aten.pow.Tensor_Scalar"
+_POWER, _ITEM = "aten.pow.Tensor_Scalar", str(operator.getitem)
 _ANY = frozenset({"aten.mul.Tensor", "autopar.gated.default"})
 """Zero where one of the operands is."""
 _FIRST = frozenset(
@@ -35,7 +36,7 @@ _FIRST = frozenset(
         "aten.silu.default", "aten.gelu.default", "aten.relu.default", "aten.tanh.default",
         "aten.silu_backward.default", "aten.gelu_backward.default", "aten.threshold_backward.default",
         "aten.tanh_backward.default", "aten.sigmoid_backward.default", "aten.sum.dim_IntList", "aten.mean.dim",
-        "aten.embedding_dense_backward.default",
+        "aten.embedding_dense_backward.default", "autopar.gated_backward.default", _ITEM,
     }
 )  # fmt: skip
 """Zero where the first operand is."""
@@ -124,7 +125,9 @@ class _Zeros:
 
     def _is_kept(self, node: fx.Node, zero: set[fx.Node]) -> bool:
         """Whether the rows of `zero` are zero in the result, too."""
-        name, zeros = str(node.target), [self._is_zero(operand, node, zero) for operand in tensor_operands(node)]
+        name = str(node.target)
+        operands = node.all_input_nodes if name == _ITEM else tensor_operands(node)
+        zeros = [self._is_zero(operand, node, zero) for operand in operands]
         if name in _ANY:
             return any(zeros)
         if name in _FIRST:

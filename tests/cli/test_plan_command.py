@@ -47,6 +47,7 @@ def test_branches_take_the_values_of_a_factory_and_stand_in_the_question(config:
     assert "has no values" in autopar("plan", config, *ON, "--branches", "example").stderr
     options = ("--branches", "example", "--reduce-dtype", "bf16", "-o", "plan.json")
     assert "there is none: write dims={'ep': 4}" in autopar("plan", model, *asked, "--ep", "masked").stderr
+    assert "write ep='capacity'" in autopar("plan", model, *asked, "--expert-capacity", "1.25").stderr
     done = autopar("plan", model, *asked, *options)
     assert done.returncode == 0, done.stderr
     plan = json.loads(Path("plan.json").read_text())

@@ -48,7 +48,7 @@ def test_tokens_that_travel_once_are_those_of_draws(shares: tuple[float, ...], c
     picked = torch.multinomial(torch.tensor(shares).expand(tokens, -1), chosen, generator=generator)
     found = tuple((picked.flatten().bincount(minlength=16).double() / picked.numel()).tolist())
     hit = torch.stack([(picked // 4 == rank).any(1) for rank in range(4)]).double().mean(1) / chosen
-    assert sent_parts(found, (), 4, chosen) == pytest.approx(hit.tolist(), rel=0.02)
+    assert sent_parts(found, (), 4, chosen) == pytest.approx(hit.tolist(), rel=0.01)
     assert sent_parts(found, (), 4) == pytest.approx([sum(found[i : i + 4]) for i in range(0, 16, 4)])
     if chosen == 4:
         assert once_per_rank(found, (), 4, chosen) == pytest.approx(float(hit.sum()), rel=0.01)
@@ -56,5 +56,5 @@ def test_tokens_that_travel_once_are_those_of_draws(shares: tuple[float, ...], c
 
 
 def test_where_one_expert_has_every_token_tokens_go_there_once() -> None:
-    assert sent_parts((1.0, 0.0, 0.0, 0.0), (), 2, 2) == (0.5, 0.0)
+    assert sent_parts((1.0, 0.0, 0.0, 0.0), (), 2, 2) == pytest.approx((0.5, 0.0), abs=0.01)
     assert sent_parts((0.25,) * 4, (0, 1), 2, 2) == (0.0, pytest.approx(5 / 12)), "rows of copies stay"

@@ -79,8 +79,10 @@ def _of_layer(products: list[fx.Node], every: list[fx.Node]) -> Mapping[fx.Node,
     for node in sorted(rows.inside):
         last = node if node in found else last
         for operand in rows.operands(node):
+            if rows.is_ordered(operand):
+                continue
             key = viewed(operand), shape_of(operand)
-            if not rows.is_ordered(operand) and key not in entered:
+            if key not in entered:
                 entered.add(key)
                 reader = tensor_operands(last).index(operand) if node is last else len(tensor_operands(last)) - 1
                 copies = each if copied_tokens(operand) is not None else 1

@@ -22,6 +22,7 @@ from autopar.layouts.placement import Mesh
 from autopar.ops.capped_rows import counted_drops
 from autopar.passes.kernels import sort_by_expert, zero_rows
 from autopar.passes.kernels.compilable_pieces import cut_into_pieces
+from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.passes.lowering import chain as lowering
 from autopar.planner.planning import make_plan
 from autopar.plans.parallel_plan import Plan
@@ -185,7 +186,7 @@ def dropped(of: Case, ranks: int, own: int | None = None) -> list[int]:
     return torch.bincount(real[(real >= 0) & (real < of.experts)], minlength=of.experts).tolist()
 
 
-@pytest.mark.exhaustive(sample=["{'ep': 4}", "2}-skewed"])
+@pytest.mark.exhaustive(sample=["{'ep': 4}", "dp_shard': 2, 'ep': 2}-skewed", "tp': 2}-skewed"])
 @pytest.mark.parametrize(
     "kind", ["skewed", "one expert has all", "a rank without tokens", "some of no expert"]
 )
@@ -204,6 +205,7 @@ def test_loss_and_gradients_are_those_of_a_mixture_that_drops_alike(kind: str, d
     assert rows[0].sum() == copies * ((ids >= 0) & (ids < 8)).sum()
 
 
+@pytest.mark.exhaustive(sample="8.0")
 @pytest.mark.parametrize("factor", [0.01, 8.0])
 def test_where_every_row_has_a_place_it_is_the_model(factor: float) -> None:
     of = case()
@@ -299,6 +301,21 @@ def test_what_goes_wrong_is_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(sort_by_expert._CappedLayer, "_order", order)
     assert worst(run_plan(of.program, plan, of.tensors), wanted) > 1e-3
+
+
+def test_a_kernel_of_two_gradients_runs_between_products() -> None:
+    of = case()
+    fused = with_kernels(of.program, ("gated",))
+    request = Request(cluster=Cluster.parse("4 cpu"), dims={"ep": 4}, ep="capacity", expert_capacity=FACTOR,
+                      mode="fast", with_baselines=False)  # fmt: skip
+    found = run_plan(fused, make_plan(fused, request), of.tensors)
+    assert worst(found, reference(of, 4)) < 1e-12
+    called = [str(node.target) for part in found.partitions for node in part.backward.graph.nodes]
+    assert any("gated_backward" in name for name in called)
+    exchange = torch.ops._c10d_functional.all_to_all_single.default
+    graphs = (found.partitions[0].forward.graph, found.partitions[0].backward.graph)
+    sent = [node for graph in graphs for node in graph.find_nodes(op="call_function", target=exchange)]
+    assert max(math.prod(node.meta["local_shape"][1:]) for node in sent) == WIDTH, "hidden rows stay"
 
 
 def test_rows_are_counted_once_and_logged_per_step(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from autopar.ops import dispatch
 from autopar.ops.dispatch import counted_rows
 from autopar.passes.kernels import sort_by_expert
 from autopar.passes.kernels.compilable_pieces import cut_into_pieces
+from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.passes.lowering import chain as lowering
 from autopar.planner.planning import make_plan
 from autopar.plans.parallel_plan import Plan
@@ -72,12 +73,14 @@ def routed(kind: str, experts: int) -> Tensor:
     }[kind]
 
 
-def captured(experts: int, kind: str, with_bias: bool = True) -> tuple[Program, dict[str, Tensor]]:
-    """The program and its tensors."""
+def captured(
+    experts: int, kind: str, with_bias: bool = True, dtype: torch.dtype = torch.float64
+) -> tuple[Program, dict[str, Tensor]]:
+    """The program and its tensors; dtype: of all but the weights of routing."""
     torch.manual_seed(0)
-    module = Chosen(experts, with_bias).double()
+    module = Chosen(experts, with_bias).to(dtype)
     inputs = {
-        "x": torch.randn(BATCH, TOKENS, WIDTH, dtype=torch.float64),
+        "x": torch.randn(BATCH, TOKENS, WIDTH, dtype=dtype),
         "weights": torch.rand(BATCH, TOKENS, CHOSEN, dtype=torch.float64),
         "chosen": routed(kind, experts),
     }
@@ -115,6 +118,17 @@ def test_experts_that_do_not_divide(experts: int, ranks: int) -> None:
     plan = planned(program, ep=ranks)
     assert products(plan) == {("t+e",)}
     assert worst(run_plan(program, plan, tensors), run_plan(program, planned(program, dp_shard=1), tensors)) < 1e-13
+
+
+def test_rows_are_counted_and_waited_for_once_where_backward_computes_again() -> None:
+    program, tensors = captured(8, "even")
+    plan = planned(program, ep=4)
+    again = [name for name in plan.operators if not name.endswith("/bwd")]
+    with counted_rows() as counted:
+        found = run_plan(program, plan, tensors, recompute=again)
+    assert sum(int(rows.sum()) for rows in counted[""]) == ROWS
+    assert not any(map(waits_for_values, found.partitions[0].backward.graph.nodes))
+    assert worst(found, run_plan(program, plan, tensors)) < 1e-13
 
 
 def exchanges(program: Program, plan: Plan) -> list[fx.Node]:
@@ -228,6 +242,25 @@ def test_rows_travel_once_each_way_and_pass(rows_alone: None) -> None:
         (there, WIDTH), (home, WIDTH),  # so do gradients
         (there, 1),  # routing weights
     ])  # fmt: skip
+
+
+@pytest.mark.parametrize("dims", [{"ep": 4}, {"dp_shard": 2, "ep": 2}], ids=str)
+def test_a_kernel_of_two_gradients_between_products_runs_where_the_experts_are(dims: dict[str, int]) -> None:
+    program, tensors = captured(8, "even")
+    fused = with_kernels(program, ("gated",))
+    assert any("gated_backward" in str(node.target) for node in fused.graph.nodes)
+    plan = planned(fused, **dims)
+    widths = [node.meta["local_shape"][1:] for node in exchanges(fused, plan)]
+    assert sorted(widths) == [(), (), (), (1,), (WIDTH,), (WIDTH,), (WIDTH,), (WIDTH,)], "hidden rows stay"
+    assert worst(run_plan(fused, plan, tensors), run_plan(program, planned(program, dp_shard=1), tensors)) < 1e-13
+
+
+def test_rows_come_back_before_weights_of_routing_make_them_wider(rows_alone: None) -> None:
+    program, tensors = captured(8, "even", dtype=torch.float32)
+    plan = planned(program, ep=4)
+    back = [node for node in exchanges(program, plan) if node.meta["local_shape"] == (ROWS // 4, WIDTH)]
+    assert [node.meta["dtype"] for node in back] == [torch.float32, torch.float32]
+    assert worst(run_plan(program, plan, tensors), run_plan(program, planned(program, dp_shard=1), tensors)) < 1e-5
 
 
 @pytest.mark.parametrize("wrong", ["order of a rank", "order behind the exchange", "weights of another expert"])
