@@ -13,7 +13,8 @@ from typing import Any
 from torch import fx
 
 from autopar.graphs.expert_capacity import capacity_of, places_per_expert
-from autopar.graphs.expert_loads import OWN_ROWS, busiest_part, busiest_rows, load_of, replicated_of
+from autopar.graphs.expert_loads import OWN_ROWS, load_of, replicated_of
+from autopar.graphs.rows_per_rank import busiest_part, busiest_rows
 from autopar.layouts.placement import Layout, Replicate, Shard, local_shape, local_start
 from autopar.ops import experts
 from autopar.ops.dispatch import Dispatch

@@ -28,6 +28,7 @@ from autopar.passes.kernels.graph_patterns import shape_of
 from autopar.passes.kernels.ordered_rows import OrderedRows, viewed
 from autopar.passes.kernels.row_wise import RowWise
 from autopar.passes.kernels.token_copies import copied_tokens, token_sums
+from autopar.passes.kernels.travelling_rows import TravellingRows, rows_of_a_token
 from autopar.passes.kernels.zero_rows import rows_with_zeros
 from autopar.planner.problem.graph_operators import value_bytes
 from autopar.program import Program
@@ -40,13 +41,18 @@ COUNT_BYTES, PLACE_BYTES = 8, 4
 @dataclass(frozen=True, slots=True)
 class Message:
     """What a product exchanges. nbytes: of all rows together, or of the replicated experts; cut_by: the operand whose
-    splits shorten it, or -1 for the result, or None where none does; each: the rows are of tokens, so many of each, and
-    these may travel instead; places: of the numbers that say who gets which."""
+    splits shorten it, or -1 for the result, or None where none does.
+
+    each: rows of a token in the layer; once: the message is one of a layer whose tokens travel once to a rank, or
+    (False) of one whose rows travel, or (None) of both; tokens: it is these; places: and numbers that say whose which
+    are, of so many bytes."""
 
     nbytes: int
     cut_by: int | None
     collective: Literal["all_to_all", "all_reduce"] = "all_to_all"
     each: int = 1
+    once: bool | None = None
+    tokens: bool = False
     places: int = 0
 
 
@@ -68,40 +74,45 @@ def _of_layer(products: list[fx.Node], every: list[fx.Node]) -> Mapping[fx.Node,
         operands, linear = tensor_operands(product), base_name(product.target) == "expert_linear"
         reads[product] = RowWise(tuple(operands[:1] if linear else operands[:2]), linear)
     ids = tensor_operands(products[0])[-1]
-    is_capped = capacity_of(products[0]) is not None
-    rows = (rows_with_zeros if is_capped else OrderedRows)(reads, ids, every)
     found: dict[fx.Node, list[Message]] = {product: [] for product in products}
+    if capacity_of(products[0]) is not None:
+        for product, message in _rows_of(products, rows_with_zeros(reads, ids, every), 1, once=False):
+            found[product].append(message)
+        return {product: tuple(messages) for product, messages in found.items()}
     experts = next(shape_of(tensor_operands(p)[1])[0] for p in products if base_name(p.target) == "expert_linear")
-    if not is_capped:
-        found[products[0]].append(Message(COUNT_BYTES * experts, None))
-    each = 1 if is_capped else _rows_of_a_token(rows)
-    last, entered, tokens_enter = products[0], set(), False
-    for node in sorted(rows.inside):
-        last = node if node in found else last
-        for operand in rows.operands(node):
-            if rows.is_ordered(operand):
-                continue
-            key = viewed(operand), shape_of(operand)
-            if key not in entered:
-                entered.add(key)
-                reader = tensor_operands(last).index(operand) if node is last else len(tensor_operands(last)) - 1
-                copies = each if copied_tokens(operand) is not None else 1
-                places = PLACE_BYTES * shape_of(operand)[0] * (copies > 1 and not tokens_enter)
-                tokens_enter = tokens_enter or copies > 1
-                found[last].append(Message(value_bytes(operand), reader, each=copies, places=places))
-        if rows.is_ordered(node) and (others := [user for user in node.users if not rows.reads(user, node)]):
-            are_sums = all(token_sums(other, node, each) is not None for other in others)
-            side = -1 if base_name(last.target) == "expert_linear" else 0
-            found[last].append(Message(value_bytes(node), side, each=each if are_sums else 1))
+    each = rows_of_a_token(operand for how in reads.values() for operand in how.operands)
+    for once in (False, True) if each > 1 else (False,):
+        found[products[0]].append(Message(COUNT_BYTES * experts, None, each=each, once=once))
+        rows = (OrderedRows if once else TravellingRows)(reads, ids, every)
+        for product, message in _rows_of(products, rows, each, once):
+            found[product].append(message)
     for product, message in _replicas(products):
         found[product].append(message)
     return {product: tuple(messages) for product, messages in found.items()}
 
 
-def _rows_of_a_token(rows: OrderedRows) -> int:
-    """How many rows of a layer are copies of one token."""
-    entering = (one for node in sorted(rows.inside) for one in rows.operands(node) if not rows.is_ordered(one))
-    return next((found[1] for found in map(copied_tokens, entering) if found is not None), 1)
+def _rows_of(
+    products: list[fx.Node], rows: OrderedRows, each: int, once: bool
+) -> Iterator[tuple[fx.Node, Message]]:
+    """What rows that enter and leave send, with the product that they are priced with. each: rows of a token; once:
+    tokens travel instead where they can."""
+    last, entered, placed = products[0], set(), False
+    for node in sorted(rows.inside):
+        last = node if node in products else last
+        for operand in rows.operands(node):
+            key = viewed(operand), shape_of(operand)
+            if rows.is_ordered(operand) or key in entered:
+                continue
+            entered.add(key)
+            reader = tensor_operands(last).index(operand) if node is last else len(tensor_operands(last)) - 1
+            tokens = once and copied_tokens(operand) is not None
+            places = PLACE_BYTES * shape_of(operand)[0] * (tokens and not placed)
+            placed = placed or tokens
+            yield last, Message(value_bytes(operand), reader, each=each, once=once, tokens=tokens, places=places)
+        if rows.is_ordered(node) and (others := [user for user in node.users if not rows.reads(user, node)]):
+            sums = once and all(token_sums(other, node, each) is not None for other in others)
+            side = -1 if base_name(last.target) == "expert_linear" else 0
+            yield last, Message(value_bytes(node), side, each=each, once=once, tokens=sums)
 
 
 def _replicas(products: list[fx.Node]) -> Iterator[tuple[fx.Node, Message]]:

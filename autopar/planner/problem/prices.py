@@ -20,9 +20,10 @@ from autopar.cost_models.operator_costs import copy_seconds, element_flops, oper
 from autopar.cost_models.operator_sizes import AttentionSizes, Parts, RowSizes, Sizes, flops_of, has_sizes, sizes_of
 from autopar.cost_models.operators_attention import keys_in_window, keys_in_zigzag
 from autopar.graphs.expert_capacity import capacity_of, places_per_expert
-from autopar.graphs.expert_loads import busiest_rows, load_of, once_per_rank, replicated_of
+from autopar.graphs.expert_loads import load_of, replicated_of
 from autopar.graphs.kernel_groups import Traffic, bytes_moved
 from autopar.graphs.operator_names import FLOAT8_PRODUCTS, TILED_MLPS, base_name, is_causal, operator_kind, window_of
+from autopar.graphs.rows_per_rank import busiest_rows, once_per_rank
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.group_topology import GroupTopology
 from autopar.layouts.placement import Layout, Mesh, Shard
@@ -341,12 +342,15 @@ class Prices:
                 if message.collective == "all_reduce":
                     nbytes *= self._ranks(_chosen(axes, names))
                     seconds[strategy] = self.collective_seconds("all_reduce", own, nbytes)
-                else:
-                    came, received = nbytes * busiest[:, strategy]
-                    if tokens := self._once_per_rank(node, rule, axes, message.each):
-                        received *= tokens + message.places / message.nbytes
-                    copied = float(copy_seconds(self.cluster.device, came))
-                    seconds[strategy] = self.collective_seconds("all_to_all", own, received) + copied
+                    continue
+                once = self._once_per_rank(node, rule, axes, message.each)
+                if message.once not in (None, once is not None):
+                    continue
+                came, received = nbytes * busiest[:, strategy]
+                if once is not None and message.tokens:
+                    received *= once + message.places / message.nbytes
+                copied = float(copy_seconds(self.cluster.device, came))
+                seconds[strategy] = self.collective_seconds("all_to_all", own, received) + copied
             yield seconds
 
     def _once_per_rank(self, node: fx.Node, rule: Rule, axes: Sequence[str | None], each: int) -> float | None:

@@ -20,7 +20,7 @@ from autopar.graphs.node_values import VARYING
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
 from autopar.ops.capped_rows import counted_drops
-from autopar.passes.kernels import sort_by_expert, zero_rows
+from autopar.passes.kernels import capped_layer, zero_rows
 from autopar.passes.kernels.compilable_pieces import cut_into_pieces
 from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.passes.lowering import chain as lowering
@@ -274,11 +274,11 @@ def test_what_must_not_run_beside_products_would_be_noticed(spoiled: int, monkey
 
 @pytest.mark.parametrize("wrong", ["one place more", "one place less", "places of a rank", "order behind", "last rows"])
 def test_what_goes_wrong_is_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    of, right = case(), sort_by_expert._CappedLayer._order
+    of, right = case(), capped_layer.CappedLayer._order
     wanted = reference(of, 4)
     plan = planned(of, ep=4)
 
-    def order(self: sort_by_expert._CappedLayer, first: fx.Node) -> list[fx.Node]:
+    def order(self: capped_layer.CappedLayer, first: fx.Node) -> list[fx.Node]:
         if wrong.startswith("one place"):
             assert self._there.room is not None
             self._there = self._there._replace(room=self._there.room + (1 if "more" in wrong else -1))
@@ -293,13 +293,13 @@ def test_what_goes_wrong_is_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch)
             found[1] = turned(self, found[1])
         return found
 
-    def turned(self: sort_by_expert._CappedLayer, node: fx.Node) -> fx.Node:
+    def turned(self: capped_layer.CappedLayer, node: fx.Node) -> fx.Node:
         with self._graph.inserting_after(node):
             other = self._graph.call_function(torch.ops.aten.flip.default, (node, [0]))
         other.meta = dict(node.meta)
         return other
 
-    monkeypatch.setattr(sort_by_expert._CappedLayer, "_order", order)
+    monkeypatch.setattr(capped_layer.CappedLayer, "_order", order)
     assert worst(run_plan(of.program, plan, of.tensors), wanted) > 1e-3
 
 

@@ -15,15 +15,16 @@ from torch.nn import functional
 
 from autopar.capture import capture
 from autopar.errors import PlanMismatchError
-from autopar.graphs.expert_loads import busiest_part, fullest_part, sent_parts
 from autopar.graphs.kernel_groups import kernel_groups
 from autopar.graphs.node_values import VARYING, node_bytes
+from autopar.graphs.rows_per_rank import busiest_part, fullest_part, sent_parts
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
 from autopar.ops import dispatch
 from autopar.ops.dispatch import counted_rows
-from autopar.passes.kernels import sort_by_expert
+from autopar.passes.kernels import dispatched_layer
 from autopar.passes.kernels.compilable_pieces import cut_into_pieces
+from autopar.passes.kernels.dispatched_layer import DispatchedLayer, Pairs
 from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.passes.lowering import chain as lowering
 from autopar.planner.planning import make_plan
@@ -182,7 +183,7 @@ def test_more_rows_than_memory_is_planned_for_are_named_where_it_runs_out() -> N
 @pytest.fixture
 def rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No token travels in place of its rows."""
-    monkeypatch.setattr(sort_by_expert, "once_per_rank", lambda *routed: None)
+    monkeypatch.setattr(dispatched_layer, "once_per_rank", lambda *routed: None)
 
 
 def test_a_token_travels_once_to_a_rank_and_comes_back_as_one_sum() -> None:
@@ -209,9 +210,9 @@ def test_rows_alone_travel_as_well(kind: str, rows_alone: None) -> None:
 def test_wrong_tokens_are_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program, tensors = captured(8, "even")
     wanted = run_plan(program, planned(program, dp_shard=1), tensors)
-    right = sort_by_expert._DispatchedLayer._received_pairs
+    right = DispatchedLayer._received_pairs
 
-    def spoiled(self: sort_by_expert._DispatchedLayer, *args: Any) -> sort_by_expert._Pairs:
+    def spoiled(self: DispatchedLayer, *args: Any) -> Pairs:
         found = right(self, *args)
 
         def turned(node: fx.Node) -> fx.Node:
@@ -227,7 +228,7 @@ def test_wrong_tokens_are_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch) -
             "sums at home": lambda: replace(found, home=(turned(found.home[0]), *found.home[1:])),
         }[wrong]()
 
-    monkeypatch.setattr(sort_by_expert._DispatchedLayer, "_received_pairs", spoiled)
+    monkeypatch.setattr(DispatchedLayer, "_received_pairs", spoiled)
     assert worst(run_plan(program, planned(program, ep=2), tensors), wanted) > 1e-3
 
 
@@ -267,9 +268,9 @@ def test_rows_come_back_before_weights_of_routing_make_them_wider(rows_alone: No
 def test_what_goes_wrong_is_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch, rows_alone: None) -> None:
     program, tensors = captured(8, "even")
     wanted = run_plan(program, planned(program, dp_shard=1), tensors)
-    right = sort_by_expert._DispatchedLayer._order
+    right = DispatchedLayer._order
 
-    def order(self: sort_by_expert._DispatchedLayer, first: fx.Node) -> list[fx.Node]:
+    def order(self: DispatchedLayer, first: fx.Node) -> list[fx.Node]:
         found = right(self, first)
         if wrong == "order behind the exchange":
             self._ungrouped = self._regrouped
@@ -282,7 +283,7 @@ def test_what_goes_wrong_is_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch,
             found[1] = found[0]
         return found
 
-    monkeypatch.setattr(sort_by_expert._DispatchedLayer, "_order", order)
+    monkeypatch.setattr(DispatchedLayer, "_order", order)
     assert worst(run_plan(program, planned(program, ep=4), tensors), wanted) > 1e-3
 
 
@@ -315,9 +316,9 @@ def test_rows_of_replicated_experts_are_counted_like_all_others() -> None:
 def test_wrong_copies_are_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program, tensors = captured(8, "even")
     wanted = run_plan(program, planned(program, dp_shard=1), tensors)
-    right = sort_by_expert._DispatchedLayer._collective
+    right = DispatchedLayer._collective
 
-    def collective(self: sort_by_expert._DispatchedLayer, target: object, args: tuple[Any, ...], *more: Any) -> fx.Node:
+    def collective(self: DispatchedLayer, target: object, args: tuple[Any, ...], *more: Any) -> fx.Node:
         if target is torch.ops._c10d_functional.all_reduce.default:
             of_weight = args[0].target is dispatch.replicas_held
             if wrong == "another expert" and of_weight:
@@ -326,7 +327,7 @@ def test_wrong_copies_are_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch) -
                 return args[0]  # type: ignore[no-any-return]
         return right(self, target, args, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(sort_by_expert._DispatchedLayer, "_collective", collective)
+    monkeypatch.setattr(DispatchedLayer, "_collective", collective)
     assert worst(run_plan(program, planned(program, (0, 3, 7), ep=4), tensors), wanted) > 1e-3
 
 

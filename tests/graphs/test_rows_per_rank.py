@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from autopar.graphs.expert_loads import EXCEEDED, busiest_part, fullest_part, once_per_rank, sent_parts
+from autopar.graphs.rows_per_rank import EXCEEDED, busiest_part, fullest_part, once_per_rank, sent_parts
 
 
 def drawn(shares: tuple[float, ...], ranks: int, rows: int, draws: int = 400) -> Tensor:
