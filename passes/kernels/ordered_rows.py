@@ -87,7 +87,7 @@ class OrderedRows:
             (node,) = ordered
             if has_several(node) or any(user not in way and self.reads(user, node) for user in node.users):
                 return
-            if _bytes(node) < _bytes(last):
+            if bytes_of_rows(node) < bytes_of_rows(last):
                 self.inside.difference_update(way)
                 return
 
@@ -100,23 +100,23 @@ class OrderedRows:
         if how is None or not how.operands or node < self._start:
             return False
         gathered = sum(self._cost(operand, node) for operand in set(how.operands) if not self.is_ordered(operand))
-        kept = sum(_bytes(operand) for operand in set(how.operands) if self.is_ordered(operand))
+        kept = sum(bytes_of_rows(operand) for operand in set(how.operands) if self.is_ordered(operand))
         if kept:
             return gathered < kept
         is_wanted = _key(node) in self._gathered and all(self.reads(user, node) for user in node.users)
-        return is_wanted and how.returns_rows and gathered <= _bytes(node)
+        return is_wanted and how.returns_rows and gathered <= bytes_of_rows(node)
 
     def _cost(self, value: fx.Node, reader: fx.Node) -> int:
         """Bytes to gather so that a value is ordered: its own, or of what it is made of, if its operator joins too."""
         if _key(value) in self._gathered:
             return 0
-        own, how = _bytes(value), self._row_wise(value)
+        own, how = bytes_of_rows(value), self._row_wise(value)
         if how is None or not how.returns_rows or not how.operands or value < self._start:
             return own
         if any(user is not reader and not self.reads(user, value) for user in value.users):
             return own
         parts = (part for part in set(how.operands) if not self.is_ordered(part) and _key(part) not in self._gathered)
-        return min(own, sum(map(_bytes, parts)))
+        return min(own, sum(map(bytes_of_rows, parts)))
 
     def _row_wise(self, node: fx.Node) -> RowWise | None:
         if node not in self._known:
@@ -137,7 +137,7 @@ def has_several(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), tuple | list)
 
 
-def _bytes(node: fx.Node) -> int:
+def bytes_of_rows(node: fx.Node) -> int:
     if has_several(node):
         return sum(one.numel() * one.element_size() for one in node.meta["val"])
     return math.prod(shape_of(node)) * dtype_of(node).itemsize

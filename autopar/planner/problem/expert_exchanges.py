@@ -100,10 +100,9 @@ def _rows_of(
     for node in sorted(rows.inside):
         last = node if node in products else last
         for operand in rows.operands(node):
-            key = viewed(operand), shape_of(operand)
-            if rows.is_ordered(operand) or key in entered:
+            if rows.is_ordered(operand) or (viewed(operand), shape_of(operand)) in entered:
                 continue
-            entered.add(key)
+            entered.add((viewed(operand), shape_of(operand)))
             reader = tensor_operands(last).index(operand) if node is last else len(tensor_operands(last)) - 1
             tokens = once and copied_tokens(operand) is not None
             places = PLACE_BYTES * shape_of(operand)[0] * (tokens and not placed)
