@@ -9,3 +9,7 @@ alternatives.py  dispatch, gather, replicated experts, and the free choice, as p
 by_hand.py       dispatch written with torch.distributed alone
 rows.py          what a setting's row says
 """
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch begins: its threads would be lost in the forks

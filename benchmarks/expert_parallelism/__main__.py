@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -68,7 +67,6 @@ def main(names: Sequence[str], resume: bool, again: bool, steps: int, output: Pa
 
 def run(name: str, steps: int, console: Console) -> dict[str, Any]:
     """Plan, train and compare a setting."""
-    torch.set_num_threads(1)  # before the first product: its threads would be lost in the forks
     setting, began, load = SETTINGS[name], time.perf_counter(), os.getloadavg()[0]
     cluster, loads = profiled(setting.network, console), measured_loads(SIZES_OF[name])
     known = loads if SIZES_OF[name].exponent else []
