@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, InfeasibleError
 from autopar.graphs.expert_loads import expert_counts
 from autopar.hardware.cluster import Cluster, MixedCluster
 from autopar.planner.one_mesh.query import Query
@@ -35,6 +35,8 @@ from autopar.request.axis_ways import LOSSLESS_WAYS, ExpertParallelism
 from autopar.request.mesh_axes import EXPERT_AXIS
 from autopar.request.replicated_experts import busiest_experts
 
+FREE = "free axes"
+"""What the search without an axis `ep` found, in notes."""
 log = logging.getLogger(__name__)
 
 
@@ -55,11 +57,15 @@ def planned_in_every_expert_way(
 
 def _dispatch_beside(search: Callable[[Request, Query], Plan], request: Request, query: Query) -> Plan:
     """The plan that a search finds; where axes are free, or that of rows that travel over an axis `ep`, if its step is
-    shorter."""
-    plan = search(request, query)
+    shorter, or nothing else fits."""
     if not _may_name_axes(request, query):
-        return plan
-    found = {"free axes": plan}
+        return search(request, query)
+    found: dict[str, Plan] = {}
+    first: InfeasibleError | None = None
+    try:
+        found[FREE] = search(request, query)
+    except InfeasibleError as why:
+        first = why
     for dims in _expert_dims(query):
         if not query.deadline.left() > 0:
             break
@@ -73,17 +79,19 @@ def _dispatch_beside(search: Callable[[Request, Query], Plan], request: Request,
             continue
         if expert_way(candidate) == "dispatch":
             found[f"{EXPERT_AXIS}={dims[EXPERT_AXIS]}"] = candidate
+    if first is not None and not found:
+        raise first
     best = min(found, key=lambda name: found[name].predicted.step_seconds)
-    if len(found) == 1:
-        return plan
+    if list(found) == [FREE]:
+        return found[FREE]
     steps = ", ".join(f"{name} {format_seconds(each.predicted.step_seconds)}" for name, each in found.items())
     chosen, bound = found[best], min(each.bound_seconds for each in found.values())
     return replace(
         chosen,
         bound_seconds=bound,
         gap=relative_gap(chosen.objective_seconds, bound),
-        baselines=plan.baselines,
-        alternatives=plan.alternatives,
+        baselines=found[FREE].baselines if FREE in found else (),
+        alternatives=found[FREE].alternatives if FREE in found else (),
         notes=(*chosen.notes, f"rows of experts may travel: {best} has the shortest step ({steps})"),
     )
 

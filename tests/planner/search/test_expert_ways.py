@@ -194,3 +194,18 @@ def test_on_free_axes_rows_may_travel() -> None:
     assert any(note.startswith("rows of experts may travel: ep=4 has the shortest step") for note in free.notes)
     assert free.baselines, "known plans are compared with once"
     assert expert_way(planner.plan(mode="fast", constraints={"down": "R"})) is None
+
+
+def test_what_fits_with_rows_that_travel_alone_is_found() -> None:
+    program, _ = captured(8, "even")
+    request = Request(cluster=Cluster.parse("4 cpu"), mode="fast", with_baselines=False)
+
+    def search(request: Request, query: Query) -> Plan:
+        if request.dims is None:
+            raise InfeasibleError("free axes do not fit")
+        return asked(program, ep=query.constraints.ep, dims=request.dims)
+
+    plan = planned_in_every_expert_way(search, request, Query.of(program, request))
+    assert expert_way(plan) == "dispatch"
+    with pytest.raises(InfeasibleError, match="free axes"):
+        planned_in_every_expert_way(search, replace(request, constraints={"down": "R"}), Query.of(program, request))
