@@ -28,8 +28,7 @@ OPTIMIZERS: dict[str, str | None] = {"adamw": "AdamW", "adam": "Adam", "sgd": "S
 """What `--optimizer` says -> torch's class, by its name."""
 _AS_GIVEN = (
     "memory_limit", "micro_batches", "schedule", "recompute", "cp", "ep", "expert_load", "replicated_experts",
-    "expert_capacity",
-    "discover", "branches", "deterministic", "reduce_dtype",
+    "expert_capacity", "discover", "branches", "deterministic", "reduce_dtype",
 )  # fmt: skip
 HERE = "here"
 """The cluster that is this machine."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -64,20 +64,25 @@ def load_shares(load: ExpertLoad | None, modules: Mapping[str, int]) -> dict[str
         return {name: _parts([1.0 / (i + 1) ** exponent for i in range(n)]) for name, n in modules.items()}
     found: dict[str, tuple[float, ...]] = {}
     for pattern, counts in load.items():
-        named = [name for name in modules if fnmatch.fnmatchcase(name, pattern)]
-        if not named:
-            known = ", ".join(modules) or "none: the model has no products of experts"
-            raise ConfigurationError(
-                f"expert_load: no module with experts is called {pattern!r}{did_you_mean(pattern, tuple(modules))}; "
-                f"there are {known}"
-            )
-        for name in named:
+        for name in modules_called(pattern, modules, "expert_load"):
             if len(counts) != modules[name]:
                 raise ConfigurationError(
                     f"expert_load[{pattern!r}] has {len(counts)} numbers, {name} has {modules[name]} experts"
                 )
             found[name] = _parts(counts)
     return found
+
+
+def modules_called(pattern: str, modules: Collection[str], argument: str) -> list[str]:
+    """The modules with products of experts that a pattern of an argument names. Raises ConfigurationError for none."""
+    named = [name for name in modules if fnmatch.fnmatchcase(name, pattern)]
+    if not named:
+        known = ", ".join(modules) or "none: the model has no products of experts"
+        raise ConfigurationError(
+            f"{argument}: no module with experts is called {pattern!r}{did_you_mean(pattern, tuple(modules))}; "
+            f"there are {known}"
+        )
+    return named
 
 
 def _logged(path: str) -> dict[str, list[float]]:

@@ -8,12 +8,11 @@ https://doi.org/10.1145/3503221.3508418). A number means so many of the experts 
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from autopar.errors import ConfigurationError
-from autopar.nearest_name import did_you_mean
+from autopar.request.expert_load import modules_called
 
 ReplicatedExperts: TypeAlias = int | Mapping[str, Sequence[int]]
 
@@ -57,14 +56,7 @@ def replicated_of_modules(
         return {name: busiest_experts(load[name], asked) for name in modules if name in load and asked}
     found: dict[str, tuple[int, ...]] = {}
     for pattern, experts in asked.items():
-        named = [name for name in modules if fnmatch.fnmatchcase(name, pattern)]
-        if not named:
-            known = ", ".join(modules) or "none: the model has no products of experts"
-            raise ConfigurationError(
-                f"replicated_experts: no module with experts is called {pattern!r}"
-                f"{did_you_mean(pattern, tuple(modules))}; there are {known}"
-            )
-        for name in named:
+        for name in modules_called(pattern, modules, "replicated_experts"):
             if unknown := [one for one in experts if one >= modules[name]]:
                 raise ConfigurationError(
                     f"replicated_experts[{pattern!r}] has {unknown[0]}, {name} has experts 0 to {modules[name] - 1}"

@@ -2,7 +2,7 @@
 
     loads            parts of all rows that the experts of every layer have; "assumed" says what plans are priced with:
                      these ("measured"), or as many rows for every expert ("uniform")
-    blind_seconds    of the plan that is chosen where nothing is said of the load, if it is another one
+    blind_seconds    of the plan that is chosen where nothing is said of a load that is not even
     bytes_errors     of all bytes between nodes in a step
     busiest_errors   of the bytes that the busiest link carries: a node's, out or in
 
@@ -21,7 +21,7 @@ from typing import Any
 from autopar.errors import AutoparError
 from benchmarks.expert_parallelism.alternatives import BLIND
 from benchmarks.plan_quality.bootstrap import slowdown
-from benchmarks.plan_quality.plans import CHOSEN
+from benchmarks.plan_quality.plans import CHOSEN, twin_of
 from benchmarks.plan_quality.rows import LOSS_TOLERANCE, loss_difference, ranking, reference_losses
 from benchmarks.plan_quality.summary import AS_GOOD, bytes_error
 
@@ -54,7 +54,7 @@ def row(
         "best_seconds": best["seconds"],
         "slowdown_to_best": against.ratio,
         "significantly_slower": best is not chosen and against.significant,
-        "blind_seconds": ours[BLIND]["seconds"] if BLIND in ours else None,
+        "blind_seconds": _blind_seconds(ours, left_out),
         "by_hand_seconds": {run["name"]: run["seconds"] for run in right if run["predicted"] is None},
         "kendall_tau": ranking(list(ours.values())),
         "bytes_errors": {name: bytes_error(run) for name, run in ours.items()},
@@ -64,6 +64,14 @@ def row(
         "loads": {"assumed": assumed, "experts": loads, "busiest_rank_over_mean": busiest_rank(loads, ranks)},
         "runs": list(runs),
     }
+
+
+def _blind_seconds(ours: Mapping[str, Run], left_out: Mapping[str, str]) -> float | None:
+    """Of the plan that was chosen blind, or of the equal one that ran; None where there is none."""
+    name: str | None = BLIND
+    while name is not None and name not in ours:
+        name = twin_of(left_out.get(name, ""))
+    return None if name is None else float(ours[name]["seconds"])
 
 
 def busiest(links: Sequence[Sequence[float]]) -> float:

@@ -138,6 +138,7 @@ def has_several(node: fx.Node) -> bool:
 
 
 def bytes_of_rows(node: fx.Node) -> int:
+    """Bytes of the local value of a node, of all values of one that has several."""
     if has_several(node):
         return sum(one.numel() * one.element_size() for one in node.meta["val"])
     return math.prod(shape_of(node)) * dtype_of(node).itemsize

@@ -33,9 +33,11 @@ def copied_tokens(value: fx.Node) -> tuple[fx.Node, int] | None:
 def token_sums(reader: fx.Node, rows: fx.Node, each: int) -> list[fx.Node] | None:
     """The sums over `each` rows of a token that a reader of rows (T each, N) is read by; None where it is read by
     anything else."""
+    if reader.target not in RESHAPES:
+        return None
     (_, *row), shape = shape_of(rows), shape_of(reader)
     at = len(shape) - len(row) - 1
-    if reader.target not in RESHAPES or at < 1 or list(shape[at:]) != [each, *row]:
+    if at < 1 or list(shape[at:]) != [each, *row]:
         return None
     is_sum = reader.users and all(_adds_over(user, at, len(shape)) for user in reader.users)
     return list(reader.users) if is_sum else None

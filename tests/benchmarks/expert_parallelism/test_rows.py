@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from autopar.errors import AutoparError
+from benchmarks.expert_parallelism.alternatives import BLIND
 from benchmarks.expert_parallelism.rows import busiest, busiest_error, busiest_rank, row, summary
+from benchmarks.plan_quality.plans import SAME_AS
 
 EVEN, SKEWED = [[0, 10], [10, 0]], [[0, 10], [14, 0]]
 
@@ -43,6 +45,13 @@ def test_the_row_holds_the_choice_against_the_best_and_bytes_against_predictions
     assert found["by_hand_seconds"] == {"by hand": 1.1}
     assert found["loads"]["assumed"] == "uniform"
     assert found["loads"]["busiest_rank_over_mean"] == pytest.approx(1.6)
+
+
+def test_what_was_chosen_blind_may_be_another_plan_that_ran() -> None:
+    twins = {BLIND: f"{SAME_AS}'autopar as masked'", "autopar as masked": f"{SAME_AS}'autopar as dispatch'"}
+    assert row(RUNS, twins, [[1.0]], 1)["blind_seconds"] == 1.0
+    assert row(RUNS, {}, [[1.0]], 1)["blind_seconds"] is None
+    assert summary([{"name": "few", **row(RUNS, twins, [[1.0]], 1)}])["worst_blind_to_chosen"] == pytest.approx(1 / 1.2)
 
 
 def test_no_row_without_our_choice() -> None:

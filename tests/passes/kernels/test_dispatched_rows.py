@@ -206,6 +206,30 @@ def test_rows_alone_travel_as_well(kind: str, rows_alone: None) -> None:
     assert worst(run_plan(program, plan, tensors), run_plan(program, planned(program, dp_shard=1), tensors)) < 1e-13
 
 
+class Rows(nn.Module):
+    """Rows of experts as they are, beside sums over those of a token: two readers of one value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(8, WIDTH, WIDTH) / 4)
+
+    def forward(self, x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        rows = x.unsqueeze(2).expand(-1, -1, CHOSEN, -1).reshape(-1, WIDTH)
+        rows = torch.ops.autopar.expert_linear(rows, self.up, chosen.reshape(-1), False)
+        return rows.view(*x.shape[:2], CHOSEN, WIDTH).sum(2).square().mean(dim=(1, 2)).sum(), rows
+
+
+def test_rows_that_are_returned_come_back_beside_sums_of_tokens() -> None:
+    torch.manual_seed(0)
+    module = Rows().double()
+    inputs = {"x": torch.randn(BATCH, TOKENS, WIDTH, dtype=torch.float64), "chosen": routed("even", 8)}
+    program = capture(module, (), inputs)
+    tensors, plan = tensors_of(program, module, inputs), planned(program, ep=2)
+    assert any("token_pairs" in str(node.target) for node in lowering.lowered_step(
+        program, plan, 0, until=lowering.sort_rows).stages[0].program.graph.nodes)  # fmt: skip
+    assert worst(run_plan(program, plan, tensors), run_plan(program, planned(program, dp_shard=1), tensors)) < 1e-13
+
+
 @pytest.mark.parametrize("wrong", ["tokens of a pair", "token of a row", "sums there", "sums at home"])
 def test_wrong_tokens_are_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program, tensors = captured(8, "even")
