@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from autopar.errors import ConfigurationError
+from autopar.graphs.host_copy_nodes import HOST_COPIES
 from autopar.graphs.node_values import VARYING
 from autopar.graphs.operator_names import LOOKUPS, PARTS, base_name
 
@@ -175,9 +176,12 @@ def bytes_moved(
 
 
 def launches_kernel(node: fx.Node) -> bool:
-    """True for a call that computes: not for views, getitem, scalar arithmetic on sizes, and collectives."""
+    """True for a call that computes: not for views, getitem, scalar arithmetic on sizes, collectives, and copies between
+    device and host."""
     if node.op != "call_function":
         return node.op in ("call_module", "call_method")
+    if node.target in HOST_COPIES:
+        return False
     if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in (
         "_c10d_functional",
         "c10d_functional",
