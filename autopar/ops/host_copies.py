@@ -101,8 +101,9 @@ def _(source: Tensor, device: torch.device) -> Tensor:
     return torch.empty_like(source, device=source.device if source.device.type == "meta" else device)
 
 
-_library = torch.library.Library("autopar", "FRAGMENT")
-_library.define("wait_copy(Tensor(a) copied, Tensor source) -> Tensor(a)")
+_library = torch.library.Library("autopar", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("wait_copy(Tensor(a) copied, Tensor source) -> Tensor(a)")  # type: ignore[no-untyped-call]
+"""A custom operator may not return what it is given."""
 
 
 @torch.library.impl(_library, "wait_copy", "CompositeExplicitAutograd")
@@ -112,9 +113,11 @@ def _wait_copy(copied: Tensor, source: Tensor) -> Tensor:
     return copied
 
 
-@torch.library.register_fake("autopar::wait_copy", lib=_library)
-def _(copied: Tensor, source: Tensor) -> Tensor:
+def _wait_nothing(copied: Tensor, source: Tensor) -> Tensor:
     return copied
+
+
+torch.library.register_fake("autopar::wait_copy", _wait_nothing, lib=_library)
 
 
 def wait_copy(copied: Tensor, source: Tensor) -> Tensor:
