@@ -353,8 +353,8 @@ def rewrite_optimizer(
 ) -> None:
     """Point param_groups and state of `optimizer` to the new parameters; state of a parameter's shape is sharded.
 
-    `replaced` maps id(old parameter) -> new parameter, `stored` its stored layout and memory. Parameters of other modules stay.
-    gone: ids of the old parameters that only other ranks hold.
+    `replaced` maps id(old parameter) -> new parameter, `stored` its stored layout and memory. Parameters of other
+    modules stay. gone: ids of the old parameters that only other ranks hold.
     """
     for group in optimizer.param_groups:
         kept = [parameter for parameter in group["params"] if id(parameter) not in gone]
@@ -363,9 +363,9 @@ def rewrite_optimizer(
     optimizer.state.clear()
     for old, values in state.items():
         new = replaced.get(id(old), old)
-        kept = stored.get(id(old))
+        lies = stored.get(id(old))
         optimizer.state[new] = {
-            key: value if kept is None or key == "step" else _sharded_state(value, old, kept, groups)
+            key: value if lies is None or key == "step" else _sharded_state(value, old, lies, groups)
             for key, value in values.items()
         }
 

@@ -176,7 +176,7 @@ def bytes_moved(
 
 
 def launches_kernel(node: fx.Node) -> bool:
-    """True for a call that computes: not for views, getitem, scalar arithmetic on sizes, collectives, and copies between
+    """True for a call that computes: not for views, getitem, scalar arithmetic on sizes, collectives, or copies between
     device and host."""
     if node.op != "call_function":
         return node.op in ("call_module", "call_method")

@@ -9,6 +9,7 @@ direction begin in the order in which they are read, or made: they share a link,
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 
 from torch import fx
@@ -83,4 +84,5 @@ def _started(wait: fx.Node) -> fx.Node:
 
 
 def _behind_inputs(graph: fx.Graph) -> fx.Node:
-    return next(node for node in graph.nodes if node.op != "placeholder")
+    nodes: Iterable[fx.Node] = graph.nodes
+    return next(node for node in nodes if node.op != "placeholder")

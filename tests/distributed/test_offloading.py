@@ -28,7 +28,8 @@ def test_a_step_has_the_bits_of_one_that_keeps_all_on_the_device(pool: Pool, cas
     )
     for each in (rank[case] for rank in found):
         assert not each.different
-        assert each.sent and each.brought
+        assert each.sent
+        assert each.brought
 
 
 def test_a_copy_scaled_by_a_ten_thousandth_is_noticed(pool: Pool) -> None:

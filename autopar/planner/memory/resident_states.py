@@ -26,7 +26,7 @@ from autopar.schedules.folding_schedule import kept_sums
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidentStates:
-    """Of the parameters of one rank: bytes on the device, those of the optimizer's state and of its step, and the step's
+    """Of the parameters of one rank: bytes on the device, of the optimizer's state and of its step, and the step's
     seconds; host: bytes in the memory of the host, gradients included."""
 
     parameters: float
