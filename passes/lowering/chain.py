@@ -22,7 +22,7 @@ from autopar.passes.kernels.align_vocabulary import align_vocabulary
 from autopar.passes.kernels.join_additions import join_additions, pack_copies
 from autopar.passes.kernels.sort_by_expert import sort_by_expert
 from autopar.passes.kernels.use_kernels import with_kernels
-from autopar.passes.lowering.host_copies import with_gradients_sent, with_host_copies
+from autopar.passes.lowering.kept_on_host import with_gradients_sent, with_host_copies
 from autopar.passes.lowering.lower import lower, remove_unused
 from autopar.passes.lowering.micro_batch_graphs import for_micro_batches
 from autopar.passes.lowering.observers import Observer
