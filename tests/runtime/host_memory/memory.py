@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,34 +26,25 @@ class Pages:
         self.released.append(len(memory))
 
 
-@dataclass(eq=False)
 class LateCopy:
     """A copy that happens when someone waits for it, with those before it on its stream; it keeps no tensor alive."""
 
-    target: Tensor | None
-    source: Tensor | None
-    direction: str
-    after: Any
-    before: LateCopy | None
-    writes: int = 0
-
-    def __post_init__(self) -> None:
-        assert self.target is not None
-        self.writes = self.target.data_ptr()
-
-    @property
-    def ended(self) -> bool:
-        return self.target is None
+    def __init__(self, target: Tensor, source: Tensor, direction: str, after: Any, before: LateCopy | None) -> None:
+        self.target, self.source = weakref.ref(target), weakref.ref(source)
+        self.direction, self.after, self.before = direction, after, before
+        self.writes = target.data_ptr()
+        self.ended = False
 
     def synchronize(self) -> None:
         if not self.ended:
             for one in (self.before, self.after):
                 if one is not None:
                     one.synchronize()
-            assert self.target is not None
-            assert self.source is not None
-            self.target.copy_(self.source)
-            self.target = self.source = None
+            target, source = self.target(), self.source()
+            assert target is not None, "what is copied to is gone"
+            assert source is not None, "what is copied is gone"
+            target.copy_(source)
+            self.ended = True
 
 
 @dataclass

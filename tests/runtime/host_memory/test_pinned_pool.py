@@ -49,7 +49,8 @@ def test_free_buffers_make_room_and_what_has_none_is_an_error_with_numbers() -> 
     kept, freed = pool.take(PAGE), pool.take(PAGE)
     buffer = pool.buffer_of(freed)
     assert buffer is not None
-    late = LateCopy(torch.zeros(1), torch.ones(1), "from_host", None, None)
+    ends = torch.zeros(1), torch.ones(1)
+    late = LateCopy(*ends, "from_host", None, None)
     buffer.last_copy = late
     del freed, buffer
     gc.collect()
