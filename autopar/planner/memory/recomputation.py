@@ -11,9 +11,9 @@
 states go together: backward reads nothing that is dropped, and what is recomputed reads values that are saved, or
 recomputed in the same segment (`time_segments.py`). So chains end at the borders of segments, and backward of a block
 holds the recomputed values of this block only; where that does not do, spans of blocks are one segment each
-(`spans.py`). "none", "selective" and "full" recomputation of a block are points of this space. A weight that backward reads is gathered there anyway, and a recomputed operator is priced to find it: that
-is exact where both want it in one layout, and one gather too cheap where they do not. Other redistributions of its
-operands are paid again.
+(`spans.py`). "none", "selective" and "full" recomputation of a block are points of this space. A weight that backward
+reads is gathered there anyway, and a recomputed operator is priced to find it: that is exact where both want it in
+one layout, and one gather too cheap where they do not. Other redistributions of its operands are paid again.
 
 Left out, because it hardly pays: the last segment (backward begins there, and what it needs first is what forward made
 last), and operators that neither backward nor a recomputed operator reads. Left out, because it must not be: operators

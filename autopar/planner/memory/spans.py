@@ -9,8 +9,8 @@ however much it computes twice. Spans of sqrt(n) segments hold sqrt(n) borders a
 hold much more inside than they hand on, as those of transformers do, spans of one segment are the smallest.
 
 `smallest_spans` finds the cut into spans, of any lengths, with the smallest fullest moment: for a cap on the moments
-the cut that saves least is a recursion over prefixes, and a search over caps does the rest. Gradients that are on their way
-are left out, as every cut has them.
+the cut that saves least is a recursion over prefixes, and a search over caps does the rest. Gradients that are on
+their way are left out, as every cut has them.
 """
 
 from __future__ import annotations
