@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from autopar.graphs.host_copy_nodes import FROM_HOST, WAIT_COPY
+from autopar.graphs.copy_nodes import COPY_FROM_HOST, WAIT_COPY
 from autopar.ops import packing  # noqa: F401 (registers pack and unpack)
 from autopar.ops.blocks import padded, piece, pieces_first, pieces_joined, region, trimmed
 from autopar.ops.buckets import packed, packed_rows, rows_part
@@ -62,7 +62,7 @@ _LIGHT = frozenset(
         _aten.view_as_real.default,
         _aten.view_as_complex.default,
         _aten._to_copy.default,
-        FROM_HOST,
+        COPY_FROM_HOST,
         WAIT_COPY,
     }
 )

@@ -23,20 +23,10 @@ VARYING = "rows_vary"
 """Key in the meta of a node that makes or reads as many rows as come: what its shape says is an expectation, and no
 kernel is compiled for it. It holds how many times the bytes of that shape memory is planned for."""
 
-ON_HOST = "on_host"
-"""Key in the meta of a node whose value lies in the memory of the host."""
-
 
 def node_bytes(node: fx.Node) -> int:
-    """Bytes on the device of the local value of a node, of one whose rows vary those that memory is planned for; 0 for
-    what lies on the host, and for helpers whose shape was not described."""
-    if ON_HOST in node.meta:
-        return 0
-    return value_bytes(node)
-
-
-def value_bytes(node: fx.Node) -> int:
-    """As `node_bytes`, wherever the value lies."""
+    """Bytes of the local value of a node, of one whose rows vary those that memory is planned for; 0 for helpers whose
+    shape was not described."""
     shapes, dtypes = node.meta.get("local_shape"), node.meta.get("dtype")
     if shapes is None or dtypes is None:
         return 0

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from autopar._compat import LazyGraphModule
-from autopar.graphs.host_copy_nodes import HOST_COPIES
+from autopar.graphs.copy_nodes import HOST_COPIES
 from autopar.graphs.kernel_groups import launches_kernel, passes_through
 from autopar.graphs.node_values import VARYING
 from autopar.graphs.operator_names import operator_kind

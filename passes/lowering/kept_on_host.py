@@ -18,10 +18,9 @@ import torch
 from torch import fx
 
 from autopar._compat import LazyGraphModule
+from autopar.graphs.copy_nodes import COPY_FROM_HOST, COPY_TO_HOST, WAIT_COPY
 from autopar.graphs.forward_backward import Partition
 from autopar.graphs.graph_copies import copied
-from autopar.graphs.host_copy_nodes import FROM_HOST, TO_HOST, WAIT_COPY
-from autopar.graphs.node_values import ON_HOST
 from autopar.program import returned_values
 
 
@@ -38,14 +37,10 @@ def with_host_copies(partition: Partition, inputs: Collection[str], saved_of: Co
     for index, (node, value) in enumerate(zip(values, partition.saved, strict=True)):
         if not value.is_input and node.meta["operator"] in saved_of:
             values[index] = _send(node)
-            saved[index] = replace(value, bytes=0)
+            saved[index] = replace(value, on_host=True)
     partition.forward.graph.output_node().args = ((*returned[:first], *values),)
     if partition.backward is not None:
-        waiting = {
-            value.name
-            for value, node in zip(saved, values, strict=True)
-            if node.meta.get(ON_HOST) or (value.is_input and value.name in inputs)
-        }
+        waiting = {value.name for value in saved if (value.name in inputs if value.is_input else value.on_host)}
         for node in _placeholders(partition.backward, waiting):
             _bring(node)
     for graph in partition.graphs:
@@ -67,12 +62,11 @@ def _placeholders(module: fx.GraphModule, names: Collection[str]) -> list[fx.Nod
 
 def _bring(held: fx.Node) -> None:
     """Bring what lies on the host to the device, in front of the first call that reads it."""
-    held.meta[ON_HOST] = True
     readers = [user for user in held.users if user.op != "output"]
     if not readers:
         return
     first = min(readers)
-    started = _call(FROM_HOST, (held,), held, first, device=torch.device("cpu"))
+    started = _call(COPY_FROM_HOST, (held,), held, first, device=torch.device("cpu"))
     here = _call(WAIT_COPY, (started, held), held, first)
     for reader in readers:
         reader.replace_input_with(held, here)
@@ -83,11 +77,8 @@ def _bring(held: fx.Node) -> None:
 def _send(value: fx.Node) -> fx.Node:
     """Send a value to the host as soon as it is there; returns it there."""
     behind = value.next
-    started = _call(TO_HOST, (value,), value, behind)
-    there = _call(WAIT_COPY, (started, value), value, behind)
-    for node in (started, there):
-        node.meta[ON_HOST] = True
-    return there
+    started = _call(COPY_TO_HOST, (value,), value, behind)
+    return _call(WAIT_COPY, (started, value), value, behind)
 
 
 def _call(

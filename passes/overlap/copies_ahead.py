@@ -15,10 +15,10 @@ from dataclasses import replace
 from torch import fx
 
 from autopar._compat import LazyGraphModule
+from autopar.graphs.copy_nodes import COPY_FROM_HOST, COPY_TO_HOST, HOST_COPIES, WAIT_COPY
 from autopar.graphs.forward_backward import Partition
 from autopar.graphs.graph_copies import copied
-from autopar.graphs.host_copy_nodes import FROM_HOST, HOST_COPIES, TO_HOST, WAIT_COPY
-from autopar.graphs.node_values import value_bytes
+from autopar.graphs.node_values import node_bytes
 
 
 def copies_ahead(partition: Partition, ahead_bytes: float) -> Partition:
@@ -40,15 +40,15 @@ def _moved(module: fx.GraphModule, ahead_bytes: float) -> fx.GraphModule:
 
 def _ask_early(graph: fx.Graph, ahead_bytes: float) -> None:
     """Every copy from the host starts where what was asked for before it, and is not read yet, leaves room."""
-    waits = [node for node in graph.nodes if node.target is WAIT_COPY and _started(node).target is FROM_HOST]
+    waits = [node for node in graph.nodes if node.target is WAIT_COPY and _started(node).target is COPY_FROM_HOST]
     under_way: deque[fx.Node] = deque()
     held, point = 0.0, _behind_inputs(graph)
     for wait in waits:
         start = _started(wait)
-        size = value_bytes(start)
+        size = node_bytes(start)
         while under_way and held + size > ahead_bytes:
             oldest = under_way.popleft()
-            held -= value_bytes(oldest)
+            held -= node_bytes(oldest)
             point = max(point, oldest.next)
         earliest = max(point, *(operand.next for operand in start.all_input_nodes))
         if earliest < start:
@@ -61,15 +61,15 @@ def _ask_early(graph: fx.Graph, ahead_bytes: float) -> None:
 def _await_late(graph: fx.Graph, ahead_bytes: float) -> None:
     """Every copy to the host is awaited where the next one needs the room, or at the end; what it copies lives till
     then."""
-    starts = [node for node in graph.nodes if node.target is TO_HOST]
+    starts = [node for node in graph.nodes if node.target is COPY_TO_HOST]
     under_way: deque[fx.Node] = deque()
     held, end = 0.0, graph.output_node()
     for start in starts:
         (wait,) = start.users
-        size = value_bytes(start)
+        size = node_bytes(start)
         while under_way and held + size > ahead_bytes:
             oldest = under_way.popleft()
-            held -= value_bytes(oldest)
+            held -= node_bytes(oldest)
             start.prepend(oldest)
         under_way.append(wait)
         held += size

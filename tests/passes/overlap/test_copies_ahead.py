@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import fx
 
+from autopar.graphs.copy_nodes import COPY_FROM_HOST, COPY_TO_HOST, WAIT_COPY
 from autopar.graphs.forward_backward import Partition, SavedTensor
-from autopar.graphs.host_copy_nodes import FROM_HOST, TO_HOST, WAIT_COPY
 from autopar.graphs.live_ranges import bytes_over_time, memory_events
 from autopar.passes.lowering.kept_on_host import with_host_copies
 from autopar.passes.overlap.copies_ahead import copies_ahead
@@ -73,14 +73,14 @@ def run(partition: Partition) -> torch.Tensor:
 @pytest.mark.parametrize(("ahead", "under_way"), [(0.0, 1), (BYTES - 1, 1), (BYTES, 1), (2 * BYTES, 2), (1e9, 4)])
 def test_as_many_copies_are_under_way_as_may_be(ahead: float, under_way: int) -> None:
     partition = on_host(ahead)
-    assert most_under_way(partition.forward, FROM_HOST) == under_way
-    assert most_under_way(partition.forward, TO_HOST) == min(under_way, COUNT - 1)
+    assert most_under_way(partition.forward, COPY_FROM_HOST) == under_way
+    assert most_under_way(partition.forward, COPY_TO_HOST) == min(under_way, COUNT - 1)
     assert torch.equal(run(partition), run(chain()))
 
 
 def test_copies_from_the_host_start_in_the_order_of_their_readers() -> None:
     forward = on_host(1e9).forward
-    starts = [node.args[0].name for node in forward.graph.nodes if node.target is FROM_HOST]
+    starts = [node.args[0].name for node in forward.graph.nodes if node.target is COPY_FROM_HOST]
     assert starts == [f"w{i}" for i in range(COUNT)]
 
 
