@@ -54,6 +54,7 @@ from autopar.request.argument_types import Branch, check_arguments
 from autopar.request.axis_ways import ContextParallelism, ExpertParallelism
 from autopar.request.constraints import Recompute
 from autopar.request.expert_load import ExpertLoad
+from autopar.request.offload import Offload
 from autopar.request.replicated_experts import ReplicatedExperts
 from autopar.request.search_mode import Mode
 from autopar.rules.engine import take_rules
@@ -112,6 +113,7 @@ def compile(
     micro_batches: int | None = None,
     schedule: str | None = None,
     recompute: Recompute | None = None,
+    offload: Offload | None = None,
     kernels: Sequence[str] | None = None,
     cp: ContextParallelism | None = None,
     ep: ExpertParallelism | None = None,
@@ -160,6 +162,9 @@ def compile(
     cache_dir: folder in which plans are kept.
     micro_batches: parts of the batch that a call runs in turn; default: one, or more where memory asks for it.
     recompute: "none", "selective" or "full" in every block; default: as memory asks.
+    offload: what may wait in the memory of the host where that of the device is short: "activations", "parameters"
+        (with gradients and the optimizer's state, whose step then runs on the host), "all" or "none"; default: both,
+        where nothing fits otherwise.
     kernels: kinds of groups of operators that run as kernels of ours ("rms_norm", "cross_entropy", ...), (): none;
         default: on GPUs those that cost less.
     cp: how attention runs over an axis `cp` of dims: "ring", "ulysses" or "gather"; default: what costs least. ep: how
@@ -227,6 +232,7 @@ def compile(
         micro_batches=micro_batches,
         schedule=schedule,
         recompute=recompute,
+        offload=offload,
         kernels=kernels,
         cp=cp,
         ep=ep,
@@ -289,6 +295,7 @@ def plan(
     micro_batches: int | None = None,
     schedule: str | None = None,
     recompute: Recompute | None = None,
+    offload: Offload | None = None,
     kernels: Sequence[str] | None = None,
     cp: ContextParallelism | None = None,
     ep: ExpertParallelism | None = None,
@@ -325,6 +332,7 @@ def plan(
         micro_batches=micro_batches,
         schedule=schedule,
         recompute=recompute,
+        offload=offload,
         kernels=kernels,
         cp=cp,
         ep=ep,

@@ -49,6 +49,12 @@ def copy_seconds(
     return _line(nbytes, host.link.latency_seconds, copy_rate(host, direction, devices, both_ways=both_ways))
 
 
+def host_optimizer_seconds(host: Host, traffic: ArrayLike, devices: int = 1) -> NDArray[np.float64]:
+    """Seconds in which the processors of a node update what its `devices` stored on the host, `traffic` bytes read and
+    written of each: by the rate of the host's memory alone, which vectorised optimizers reach."""
+    return np.asarray(np.asarray(traffic, np.float64) * devices / host.memory_bytes_per_second)
+
+
 def file_seconds(
     nbytes: ArrayLike, storage: Storage, direction: Literal["read", "write"], devices: int = 1
 ) -> NDArray[np.float64]:

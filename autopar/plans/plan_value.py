@@ -291,6 +291,11 @@ class PlanValue:
         return frozenset(name for name, operator in self.operators.items() if operator.saved_on == HOST)
 
     @property
+    def waits_on_host(self) -> bool:
+        """Whether anything waits in the memory of the host."""
+        return bool(self.saved_on_host) or any(each.stored_on == HOST for each in self.parameters.values())
+
+    @property
     def implementations(self) -> frozenset[str]:
         """Names of the operator alternatives by which some operators run."""
         names = {operator.implementation for operator in self.operators.values()}

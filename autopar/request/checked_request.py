@@ -28,6 +28,7 @@ from autopar.request.expert_load import ExpertLoad, check_expert_load, said_load
 from autopar.request.kernel_kinds import check_kernels
 from autopar.request.memory_limit import budget
 from autopar.request.mesh_axes import EXPERT_AXIS, check_axes
+from autopar.request.offload import Offload, check_offload
 from autopar.request.pipeline_request import Dims, check_stages, pipeline_request, without_stages
 from autopar.request.precision_name import check_precision, check_reduce_dtype, check_units
 from autopar.request.replicated_experts import ReplicatedExperts, check_replicated
@@ -72,6 +73,7 @@ class Request:
     micro_batches: int | None = None
     schedule: str | None = None
     recompute: Recompute | None = None
+    offload: Offload | None = None
     kernels: Sequence[str] | None = None
     cp: ContextParallelism | None = None
     ep: ExpertParallelism | None = None
@@ -98,6 +100,7 @@ class Request:
         check_replicated(self.replicated_experts, self.ep, self.expert_load is not None, has_axis)
         if self.recompute is not None:
             check_recompute(self.recompute, "the plan")
+        check_offload(self.offload, self.cluster)
         check_equal_bits(
             self.deterministic, self.cluster, self.mesh, self.dims, self.schedule, self.micro_batches
         )
@@ -115,6 +118,7 @@ class Request:
             "precision": self.precision,
             **({} if self.reduce_dtype is None else {"reduce_dtype": self.reduce_dtype}),
             "micro_batches": self.micro_batches,
+            **({} if self.offload is None else {"offload": self.offload}),
             **({} if self.kernels is None else {"kernels": list(self.kernels)}),
             **({} if self.cp is None else {"cp": self.cp}),
             **({} if self.ep is None else {"ep": self.ep}),

@@ -25,13 +25,14 @@ from torch import fx
 
 from autopar.layouts.placement import Layout, Mesh
 from autopar.planner.memory.lifetimes import Lifetimes
-from autopar.planner.memory.recomputation import RECOMPUTED, SAVED, is_made_anywhere
+from autopar.planner.memory.recomputation import ON_HOST, RECOMPUTED, SAVED, is_made_anywhere
 from autopar.planner.problem.build import Built, Variable
 from autopar.planner.problem.factorisation import Value, shape_of, value_of
 from autopar.planner.problem.graph_operators import base_of
 from autopar.planner.problem.leaf_layouts import StateBytes
 from autopar.planner.problem.prices import Floats, tensor_bytes
 from autopar.planner.problem.strategies import LayoutSet, local_fraction
+from autopar.plans.plan_value import DEVICE
 from autopar.rules.engine import tensor_operands
 
 
@@ -104,7 +105,11 @@ class _Reader:
     def _parameter(self, node: fx.Node, index: int) -> Iterator[LiveBytes]:
         lifetimes, variable = self.lifetimes, self.built.variables[index]
         shape, elements, state = shape_of(node), math.prod(shape_of(node)), self.state_bytes[variable.name]
-        stored = self._fractions([label.stored for label in variable.labels], shape)
+        here = np.array([label.stored_on == DEVICE for label in variable.labels])
+        share = self._fractions([label.stored for label in variable.labels], shape)
+        stored = share * here
+        if not here.all():
+            yield from self._brought(node, index, (share - stored) * tensor_bytes(node))
         yield LiveBytes(index, stored * (tensor_bytes(node) + elements * state.optimizer), 0, lifetimes.end)
         finished = lifetimes.gradient_position.get(node)
         if finished is not None and state.gradient:
@@ -117,6 +122,13 @@ class _Reader:
             used = self._fractions([label.used for label in variable.labels], shape)
             between = np.where(kept, used * tensor_bytes(node), 0.0)
             yield from _between(index, between, [*forward, *backward])
+
+    def _brought(self, node: fx.Node, index: int, bytes_: Floats) -> Iterator[LiveBytes]:
+        """A parameter that lies on the host, where an operator reads it; and its gradient, where that is made."""
+        places = {*self._positions((node, 0), "forward"), *self._positions((node, 0), "backward")}
+        finished = self.lifetimes.gradient_position.get(node)
+        for position in (*sorted(places), *([] if finished is None else [finished])):
+            yield LiveBytes(index, bytes_, position, position)
 
     # outputs
 
@@ -134,6 +146,7 @@ class _Reader:
             if output not in saved_outputs or last is None or is_made_anywhere(node):
                 yield passing
                 continue
+            yield from self._brought_again(node, output, index, bytes_, last)
             if (node, output) in self._returned:  # held to the end, and saved beside that in another layout only
                 yield passing
                 beside = self._in_state(variable, self._beside(bytes_), SAVED)
@@ -151,6 +164,15 @@ class _Reader:
             begin = self._again.get(node)
             if begin is not None and again is not None and not self._is_passed_on(node, output):
                 yield LiveBytes(index, again, begin, max(begin, last))
+
+    def _brought_again(self, node: fx.Node, output: int, index: int, bytes_: Floats, last: int) -> Iterator[LiveBytes]:
+        """What waits on the host, from where backward first wants it to where it last does."""
+        variable, value = self.built.variables[index], (node, output)
+        if variable.availability is None or (brought := self._in_state(variable, bytes_, ON_HOST)) is None:
+            return
+        wants = [*self._positions(value, "backward"), last]
+        wants += [self._again[r] for r in self.lifetimes.forward_readers.get(value, ()) if r in self._again]
+        yield LiveBytes(index, brought, min(wants), last)
 
     def _is_passed_on(self, node: fx.Node, output: int) -> bool:
         """Whether a value is made again on the way through a span of segments, and gone before the next one is made:

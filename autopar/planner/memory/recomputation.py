@@ -3,6 +3,7 @@
     dropped      backward cannot see it
     saved        kept from forward on; costs bytes until its last reader
     recomputed   computed again in backward of its own segment; costs its seconds and those of its edges twice
+    on host      saved, and there in between (`one_mesh/host_labels.py` adds these labels)
 
     x (saved) -> silu (recomputed) -> mul (dropped) -> mm        backward of mm reads mul: forbidden, it is dropped
     x (saved) -> silu (recomputed) -> mul (recomputed) -> mm     silu and mul are computed twice, two tensors less live
@@ -40,7 +41,7 @@ from autopar.planner.problem.strategies import LayoutSet, Strategies
 from autopar.planner.solver import FORBIDDEN, Edge
 from autopar.request.constraints import Recompute
 
-DROPPED, SAVED, RECOMPUTED = 0, 1, 2
+DROPPED, SAVED, RECOMPUTED, ON_HOST = 0, 1, 2, 3
 States: TypeAlias = tuple[int, ...]
 """States of one variable; empty: it has none (a parameter, a batch input, anything of backward)."""
 

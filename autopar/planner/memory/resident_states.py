@@ -27,13 +27,14 @@ from autopar.schedules.folding_schedule import kept_sums
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidentStates:
     """Of the parameters of one rank: bytes on the device, of the optimizer's state and of its step, and the step's
-    seconds; host: bytes in the memory of the host, gradients included."""
+    seconds; host: bytes in the memory of the host, gradients included; host_traffic: of the step there."""
 
     parameters: float
     optimizer: float
     step_buffers: float
     step_seconds: float
     host: float = 0.0
+    host_traffic: float = 0.0
 
     def bytes_beside(self, micro: MicroProgram, lowered: Program) -> float:
         """What stays throughout a step, what is joined of its parts included."""
@@ -42,13 +43,14 @@ class ResidentStates:
 
 def resident_states(lowered: Program, state_bytes: Mapping[str, StateBytes], device: Device) -> ResidentStates:
     """Of a program of local shapes. state_bytes: per element, by parameter."""
-    parameters = optimizer = seconds = host = 0.0
+    parameters = optimizer = seconds = host = host_traffic = 0.0
     updated = []
     for entry in lowered.inputs:
         if entry.role == "parameter":
             elements, state = math.prod(entry.shape), state_bytes[entry.name]
             if entry.on_host:
                 host += elements * (entry.dtype.itemsize + state.optimizer + state.gradient)
+                host_traffic += elements * state.step_traffic
                 continue
             parameters += elements * entry.dtype.itemsize
             optimizer += elements * state.optimizer
@@ -60,6 +62,7 @@ def resident_states(lowered: Program, state_bytes: Mapping[str, StateBytes], dev
         step_buffers=step_buffer_bytes(updated, device.kind),
         step_seconds=seconds if lowered.training else 0.0,
         host=host,
+        host_traffic=host_traffic if lowered.training else 0.0,
     )
 
 

@@ -15,6 +15,7 @@ from autopar.layouts.placement import Mesh
 from autopar.planner.memory.shortage import DoesNotFit
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.problem.leaf_layouts import StateBytes
+from autopar.request.offload import PARAMETERS
 
 PARTS = "parameters, gradients and optimizer state, were they split over all devices"
 
@@ -30,10 +31,11 @@ def least_state_bytes(states: Mapping[str, StateBytes], query: Query) -> float:
 
 
 def why_nothing_fits(query: Query, meshes: Sequence[Mesh]) -> DoesNotFit | None:
-    """The failure of all meshes where the states alone are too large, if they are. It names the mesh that has one axis
-    across nodes and one inside, if there is one: changes that would fit are looked for on it."""
+    """The failure of all meshes where the states alone are too large, if they are and must stay on the devices. It
+    names the mesh that has one axis across nodes and one inside, if there is one: changes that would fit are looked for
+    on it."""
     least = least_state_bytes(query.state_bytes, query)
-    if least <= query.budget_bytes:
+    if least <= query.budget_bytes or PARAMETERS in query.may_wait_on_host:
         return None
     per_node = query.cluster.devices_per_node
     ordinary = (mesh for mesh in meshes if len(mesh.shape) == 2 and mesh.shape[1] == per_node)

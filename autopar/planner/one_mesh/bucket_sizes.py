@@ -30,12 +30,14 @@ from autopar.cost_models.program_costs import (
     ProgramAction,
     collective_action,
     collective_of,
+    host_copy_action,
     program_actions,
     symmetric_actions,
 )
 from autopar.cost_models.program_timeline import issued, wait_positions
 from autopar.cost_models.simulator import Interference, Timeline, simulate
 from autopar.graphs.collective_nodes import describe
+from autopar.graphs.copy_nodes import copy_direction
 from autopar.graphs.forward_backward import Partition
 from autopar.graphs.graph_copies import copied
 from autopar.graphs.kernel_groups import Traffic, launches_kernel
@@ -73,6 +75,8 @@ class Issue:
     chunks: Mapping[str, int] = field(default_factory=dict)
     symmetric: Groups = field(default_factory=dict)
     """Per kind of collective, the groups over which products run with it in symmetric memory."""
+    ahead_bytes: float = 0.0
+    """Of copies between device and host, under way ahead of their readers (`copy_ahead.py`)."""
 
     @property
     def cuts(self) -> bool:
@@ -83,7 +87,11 @@ class Issue:
         """The plan that says so."""
         groups = {kind: tuple(found) for kind, found in self.symmetric.items()}
         return replace(
-            plan, bucket_bytes=self.bucket_bytes, product_chunks=self.chunks, symmetric_memory=groups
+            plan,
+            bucket_bytes=self.bucket_bytes,
+            product_chunks=self.chunks,
+            symmetric_memory=groups,
+            copy_ahead_bytes=self.ahead_bytes,
         )
 
     @property
@@ -231,6 +239,8 @@ class _Pass:
             if node.target in SYMMETRIC:
                 for action in symmetric_actions(node, self._phase, self._cluster, self._mesh, self._prices):
                     yield replace(action, position=position)
+            elif (direction := copy_direction(node)) is not None:
+                yield replace(host_copy_action(node, direction, self._phase, self._cluster), position=position)
             elif collective is not None:
                 action = collective_action(node, collective, self._phase, self._cluster, self._mesh)
                 yield replace(action, position=position)

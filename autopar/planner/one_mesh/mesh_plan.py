@@ -20,7 +20,10 @@ from numpy.typing import NDArray
 from torch import fx
 
 from autopar.capture import fingerprint
+from autopar.cost_models.copy_costs import host_optimizer_seconds
 from autopar.errors import InfeasibleError
+from autopar.graphs.forward_backward import Partition
+from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
 from autopar.passes.lowering.chain import add_up_parts, lowered_step
 from autopar.planner.memory.lifetimes import Lifetimes
@@ -28,6 +31,7 @@ from autopar.planner.memory.lowered_bytes import measured_bytes
 from autopar.planner.memory.resident_states import ResidentStates, resident_states
 from autopar.planner.memory.shortage import DoesNotFit
 from autopar.planner.one_mesh.context_notes import context_notes
+from autopar.planner.one_mesh.copy_ahead import with_copies_ahead
 from autopar.planner.one_mesh.expert_axis_notes import expert_axis_notes
 from autopar.planner.one_mesh.forbidden_choices import forbidden_places, why_forbidden
 from autopar.planner.one_mesh.hidden_communication import with_hidden
@@ -39,7 +43,7 @@ from autopar.planner.one_mesh.notes import (
     uneven_notes,
     wide_notes,
 )
-from autopar.planner.one_mesh.predict import choose_issue, dispatch_seconds
+from autopar.planner.one_mesh.predict import choose_issue, dispatch_seconds, one_by_one
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.read_solution import (
     flops_of_pass,
@@ -208,11 +212,14 @@ def _within_memory(query: Query, attempt: Attempt, search: WithinMemory) -> Atte
         attempt = read_plan(query, mesh, search.built, solution, search.lifetimes)
         if attempt.excess <= 0:
             found.append(attempt)
-            if len(found) > 1 or attempt.excess > -LIMITS.unused_share * query.budget_bytes:
+            has_no_room = search.ahead and not attempt.candidate.plan.copy_ahead_bytes
+            if len(found) > 1 or (attempt.excess > -LIMITS.unused_share * query.budget_bytes and not has_no_room):
                 break
     if not found:
         predicted = attempt.candidate.plan.predicted
         raise DoesNotFit(mesh, predicted.peak_bytes, query.budget_bytes, predicted.bytes_by_kind)
+    if search.ahead:  # what hides is known to the simulator alone
+        return min(found, key=lambda each: each.candidate.plan.predicted.step_seconds)
     return min(found, key=lambda each: each.candidate.plan.objective_seconds)
 
 
@@ -356,20 +363,21 @@ def _predicted(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Fl
     states = resident_states(lowered, query.state_bytes, query.cluster.device)
     constant = states.bytes_beside(step.micro, lowered)
     with phase("predict"):
-        measured = measured_bytes(step.only.partition, lifetimes, constant, states.step_buffers)
+        def measure(parts: Partition) -> Floats:
+            return measured_bytes(parts, lifetimes, constant, states.step_buffers)
+
+        measured = measure(one_by_one(step))
         if float(np.nanmax(measured)) > query.budget_bytes:  # however it is issued: nobody asks for its step
             return _without_steps(plan, states, float(np.nanmax(measured))), measured
-        issue, measured = choose_issue(
-            step,
-            query.cluster,
-            lambda issued: measured_bytes(issued, lifetimes, constant, states.step_buffers),
-            query.budget_bytes,
-        )
+        issue, measured = choose_issue(step, query.cluster, measure, query.budget_bytes)
+        if plan.waits_on_host:
+            issue, measured = with_copies_ahead(step, issue, query.cluster, measure, query.budget_bytes)
     peak = float(np.nanmax(measured))
     views = sum(dispatch_seconds(part.graph, query.cluster.device) for part in step.only.partition.graphs)
-    compute = plan.micro_batches * (issue.compute_seconds + views) + states.step_seconds
+    update = states.step_seconds + _seconds_on_host(query.cluster, states.host_traffic)
+    compute = plan.micro_batches * (issue.compute_seconds + views) + update
     prediction = Prediction(
-        step_seconds=plan.micro_batches * (issue.seconds + views) + states.step_seconds,
+        step_seconds=plan.micro_batches * (issue.seconds + views) + update,
         peak_bytes=peak,
         compute_seconds=compute,
         exposed_communication_seconds=plan.micro_batches * issue.exposed_communication_seconds,
@@ -377,6 +385,11 @@ def _predicted(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Fl
     )
     notes = (*plan.notes, *symmetric_notes(issue.symmetric))
     return replace(issue.of_plan(plan), predicted=prediction, notes=notes), measured
+
+
+def _seconds_on_host(cluster: Cluster, traffic: float) -> float:
+    """Of the optimizer's step for parameters that lie there."""
+    return float(host_optimizer_seconds(cluster.host, traffic, cluster.devices_per_node)) if cluster.host else 0.0
 
 
 def _without_steps(plan: Plan, states: ResidentStates, peak: float) -> Plan:

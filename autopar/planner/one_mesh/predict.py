@@ -9,6 +9,7 @@ shared copy may ask for the same layout. `predict_timeline` plays the tables, wi
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +77,13 @@ def choose_issue(
         measured = measure(resumed(step, issued, until=start_early).only.partition)
         if float(np.nanmax(measured)) <= budget_bytes:
             return issue, measured
-    return found[-1], measure(partition)
+    return found[-1], measure(one_by_one(step))
+
+
+def one_by_one(step: LoweredStep) -> Partition:
+    """The graphs of a lowered micro-batch whose collectives and copies are awaited where they start: what takes the
+    least memory. step: up to `add_up_parts`."""
+    return resumed(step, replace(step.plan, bucket_bytes=None, copy_ahead_bytes=0.0), until=start_early).only.partition
 
 
 def _seconds(built: Built, index: int, assignment: NDArray[np.int64]) -> float:

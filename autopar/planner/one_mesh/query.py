@@ -37,6 +37,7 @@ from autopar.request.constraints import Constraints, Recompute, parse_constraint
 from autopar.request.expert_load import load_shares
 from autopar.request.memory_limit import budget
 from autopar.request.mesh_axes import AXIS_NAMES
+from autopar.request.offload import Offload, may_wait, why_not
 from autopar.request.replicated_experts import replicated_of_modules
 from autopar.rules.alternatives import alternatives_offered
 
@@ -57,6 +58,7 @@ class Query:
     search: Search
     bound_constraints: tuple[BoundConstraint, ...] = ()
     recompute: Recompute | None = None
+    offload: Offload | None = None
     kernels: tuple[str, ...] = ()
     """Kinds of groups that are operators of ours in the program."""
     expert_load: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -122,6 +124,7 @@ class Query:
             deadline=Deadline.after(request.time_limit),
             warm_start=Plan.load(older) if isinstance(older, str | Path) else older,
             recompute=request.recompute,
+            offload=request.offload,
             offered=alternatives_offered(request.precision),
             micro_batches=request.micro_batches if shards is None else shards.count // cluster.num_devices,
             deterministic=request.deterministic if shards or not num_shards(request.deterministic) else True,
@@ -144,6 +147,11 @@ class Query:
             bound_constraints=bind_constraints(program, self.constraints, factorisation),
             recapture=recapture,
         )
+
+    @property
+    def may_wait_on_host(self) -> frozenset[str]:
+        """Of "activations" and "parameters" those that may wait in the memory of the host; none where it has none."""
+        return frozenset() if why_not(self.cluster) else may_wait(self.offload)
 
     def seconds_left(self) -> float | None:
         """What is left of the user's own time limit, in seconds by the clock; None without one."""

@@ -18,15 +18,16 @@ from autopar.cost_models.kernel_seconds import dtype_name
 from autopar.graphs.operator_names import base_name
 from autopar.layouts.placement import Layout, Mesh, replicated
 from autopar.planner.memory.lifetimes import Lifetimes
-from autopar.planner.memory.recomputation import RECOMPUTED, SAVED, state_of
+from autopar.planner.memory.recomputation import ON_HOST, RECOMPUTED, SAVED, state_of
 from autopar.planner.problem.build import Built, Variable
 from autopar.planner.problem.prices import Floats
 from autopar.planner.solver import FORBIDDEN, Problem
 from autopar.plans.plan_text import axes_in_words, format_placements, in_words, parameter_in_words
-from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION, OperatorPlan, ParameterPlan
+from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION, DEVICE, HOST, OperatorPlan, ParameterPlan
 from autopar.program import Program
 
 Assignment = NDArray[np.int64]
+_STATES = {RECOMPUTED: ", computed again in backward", ON_HOST: ", waits on the host"}
 NEAREST = 2
 """Other choices that are named beside every choice."""
 
@@ -43,6 +44,7 @@ def read_parameters(built: Built, assignment: Assignment) -> dict[str, Parameter
                 used=label.used,
                 gradient=label.gradient,
                 keep_gathered=label.keep_gathered,
+                stored_on=label.stored_on,
                 shared_forward=_copy_layout(built, assignment, node, 0, "forward"),
                 shared_backward=_copy_layout(built, assignment, node, 0, "backward"),
             )
@@ -73,7 +75,8 @@ def _read_operator(built: Built, assignment: Assignment, node: fx.Node, index: i
         ),
         shared_forward=forward if any(forward) else (),
         shared_backward=backward if any(backward) else (),
-        recompute=state_of(built.variables[index], chosen) == RECOMPUTED,
+        recompute=(state := state_of(built.variables[index], chosen)) == RECOMPUTED,
+        saved_on=HOST if state == ON_HOST else DEVICE,
         implementation=strategies.implementation(chosen),
     )
 
@@ -90,7 +93,7 @@ def recomputation_statistics(built: Built, assignment: Assignment, lifetimes: Li
         state, home = state_of(built.variables[index], int(assignment[index])), lifetimes.segment[node]
         if state == RECOMPUTED:
             again.setdefault(home, []).append(base_name(node.target))
-        elif state == SAVED and home in lifetimes.reading_segments(node):
+        elif state in (SAVED, ON_HOST) and home in lifetimes.reading_segments(node):
             kept[home] = kept.get(home, 0) + 1
     blocks = {segment for segment, name in enumerate(lifetimes.segments.names) if name}
     full = [segment for segment in again if segment in blocks and segment not in kept]
@@ -209,13 +212,13 @@ def switching_costs(built: Built, assignment: Assignment, mesh: Mesh) -> Mapping
 
 def describe(variable: Variable, label: int, mesh: Mesh, *, with_state: bool = True) -> str:
     """A choice in words: "dp_shard splits m (dim 0)", "stored dp_shard: S(0), used R"; with_state: whether backward
-    computes it again belongs to it."""
+    computes it again, or it waits on the host, belongs to it."""
     if variable.strategies is not None:
         strategies = variable.strategies
         outputs = [None if o is None else o.distinct[o.index[label]] for o in strategies.outputs]
         axes = in_words(axes_in_words(strategies.axes[label], outputs, mesh), strategies.implementation(label))
-        again = with_state and state_of(variable, label) == RECOMPUTED
-        return f"{axes}, computed again in backward" if again else axes
+        state = state_of(variable, label) if with_state else None
+        return axes + _STATES.get(state, "")
     if variable.labels:
         return parameter_in_words(variable.labels[label], mesh)
     layouts = variable.layouts[0]

@@ -18,19 +18,21 @@ from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.layouts.placement import Mesh, Shard
 from autopar.passes.lowering.check_plan import operator_plan
 from autopar.planner.memory.lifetimes import Lifetimes
-from autopar.planner.memory.recomputation import RECOMPUTED, expand
+from autopar.planner.memory.recomputation import ON_HOST, RECOMPUTED, expand
 from autopar.planner.memory.spans import spans_in
 from autopar.planner.one_mesh.mesh_plan import price
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.read_solution import describe
 from autopar.planner.one_mesh.restrict import narrowed
 from autopar.planner.one_mesh.warm_start import Rows, rows_like
+from autopar.planner.one_mesh.within_memory import host_labels, kernel_seconds
 from autopar.planner.problem.build import Built, Variable
 from autopar.planner.problem.constraint_targets import recompute_of
 from autopar.planner.problem.factorisation import shape_of
 from autopar.planner.solver import evaluate, is_forbidden, solve
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import axes_at_work, parameter_in_words
+from autopar.plans.plan_value import HOST
 
 SHOWN_CHOICES = 4
 """An error about a choice that is none lists at most this many that are."""
@@ -75,7 +77,11 @@ def recover(query: Query, plan: Plan) -> Recovered:
     lifetimes = Lifetimes(query.program)
     plain = price(query, plan.mesh)
     built = plain
-    if plan.recomputed:
+    if plan.waits_on_host:
+        labels = host_labels(query, plan.mesh, lifetimes, hidden=True)
+        free = np.zeros(len(plain.variables), dtype=np.int64)
+        built = labels.added(expanded(query, plain, lifetimes), kernel_seconds(plain, free))[0]
+    elif plan.recomputed:
         spans = spans_in(lifetimes, plan.recomputed)
         lifetimes = lifetimes if len(spans) == len(lifetimes.segments.names) else lifetimes.joined(spans)
         built = expanded(query, plain, lifetimes)
@@ -95,9 +101,12 @@ def agreeing(variable: Variable, built: Built, plan: Plan, *, any_implementation
     """The labels of a variable that say what the plan says, or all of that but by which implementation an operator
     runs; none where the plan says something else."""
     rows = rows_like(variable, built, plan, any_implementation=any_implementation)
+    if variable.kind == "parameter" and variable.name in plan.parameters:
+        memory = plan.parameters[variable.name].stored_on
+        rows = rows[[variable.labels[row].stored_on == memory for row in rows.tolist()]]
     if variable.kind == "operator" and variable.availability is not None and variable.name in plan.operators:
-        again = variable.availability[rows] == RECOMPUTED
-        rows = rows[again == plan.operators[variable.name].recompute]
+        states, entry = variable.availability[rows], plan.operators[variable.name]
+        rows = rows[((states == RECOMPUTED) == entry.recompute) & ((states == ON_HOST) == (entry.saved_on == HOST))]
     return rows
 
 

@@ -5,6 +5,7 @@
               transients that round 0 showed
     round 2   the same with the transients of round 1, should its program hold more than the limit
     again     where blocks made again one by one do not fit, the same with spans of blocks (`spans.py`)
+    last      where nothing else fits, or where it was asked for, with the memory of the host (`host_labels.py`)
 
 So the limit holds for the program that runs, whatever the rows leave out.
 """
@@ -23,9 +24,18 @@ from autopar.layouts.placement import Mesh
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.lowered_bytes import transient_bytes
 from autopar.planner.memory.memory_rows import MemoryModel
-from autopar.planner.memory.recomputation import DROPPED, RECOMPUTED, SAVED, expand, repeatable, with_states
+from autopar.planner.memory.recomputation import (
+    DROPPED,
+    ON_HOST,
+    RECOMPUTED,
+    SAVED,
+    expand,
+    repeatable,
+    with_states,
+)
 from autopar.planner.memory.shortage import DoesNotFit, SearchEnded, fullest_parts
 from autopar.planner.memory.spans import SpanBytes, smallest_spans
+from autopar.planner.one_mesh.host_labels import PHASES, HostLabels
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.problem.build import Built
 from autopar.planner.problem.constraint_targets import recompute_of
@@ -69,24 +79,46 @@ class WithinMemory:
     prices: dict[int, float]
     began: float
     """CPU seconds of the process when the search began."""
+    links: tuple[MemoryRow, ...] = ()
+    """What the links to the host can move, where copies are to hide."""
+    ahead: float = 0.0
+    """Bytes that stay free for copies that are under way."""
 
     @staticmethod
-    def of(query: Query, mesh: Mesh, plain: Built, lifetimes: Lifetimes, starts: Sequence[Labels]) -> WithinMemory:
-        """The problem with recomputation as far as the query allows it."""
+    def of(
+        query: Query,
+        mesh: Mesh,
+        plain: Built,
+        lifetimes: Lifetimes,
+        starts: Sequence[Labels],
+        hidden_copies: bool | None = None,
+    ) -> WithinMemory:
+        """The problem with recomputation as far as the query allows it; with the memory of the host where
+        `hidden_copies` says whether copies to it are to hide."""
         by_operator = recompute_of(query.program, query.constraints)
-        nowhere = query.recompute == "none" and not by_operator
+        nowhere = query.recompute == "none" and not by_operator and hidden_copies is None
         built = plain if nowhere else expand(plain, lifetimes, query.recompute, by_operator)
+        links, ahead = tuple[MemoryRow, ...](), 0.0
+        if hidden_copies is not None:
+            labels = host_labels(query, mesh, lifetimes, hidden=hidden_copies)
+            built, links, ahead = labels.added(built, kernel_seconds(plain, starts[0]))
         models = {id(each): MemoryModel(each, mesh, query.state_bytes, lifetimes) for each in (plain, built)}
         beyond = np.zeros(lifetimes.end + 1)
         began = time.process_time()
-        return WithinMemory(query, mesh, plain, built, lifetimes, starts, models, beyond, [], {}, began)
+        return WithinMemory(query, mesh, plain, built, lifetimes, starts, models, beyond, [], {}, began, links, ahead)
 
     @staticmethod
     def each(
         query: Query, mesh: Mesh, plain: Built, lifetimes: Lifetimes, starts: Sequence[Labels]
     ) -> Iterator[tuple[WithinMemory, float]]:
         """The problems to try in turn, each with the bytes by which the next one may need less: every segment made
-        again by itself, then spans of segments (`spans.py`). "full" begins with what needs least."""
+        again by itself, then spans of segments (`spans.py`), then with the memory of the host. "full" begins with what
+        needs least, and what was asked of the host with that."""
+        on_host = bool(query.may_wait_on_host)
+        if query.offload not in (None, "none"):
+            yield WithinMemory.of(query, mesh, plain, lifetimes, starts, True), np.inf
+            yield WithinMemory.of(query, mesh, plain, lifetimes, starts, False), 0.0
+            return
         by_operator = recompute_of(query.program, query.constraints)
         value_bytes = partial(local_bytes, plain, mesh, starts[0])
         spans = SpanBytes.of(lifetimes, value_bytes, repeatable(plain, query.recompute, by_operator))
@@ -94,9 +126,13 @@ class WithinMemory:
         gain = spans.peak(alone) - spans.peak(cut)
         is_smaller = gain > LIMITS.least_relief_of_spans * spans.peak(alone)
         if not is_smaller or query.recompute != "full":
-            yield WithinMemory.of(query, mesh, plain, lifetimes, starts), gain if is_smaller else 0.0
+            more = np.inf if on_host else gain if is_smaller else 0.0
+            yield WithinMemory.of(query, mesh, plain, lifetimes, starts), more
         if is_smaller:
-            yield WithinMemory.of(query, mesh, plain, lifetimes.joined(cut), starts), 0.0
+            yield WithinMemory.of(query, mesh, plain, lifetimes.joined(cut), starts), np.inf if on_host else 0.0
+        if on_host:
+            yield WithinMemory.of(query, mesh, plain, lifetimes, starts, True), np.inf
+            yield WithinMemory.of(query, mesh, plain, lifetimes, starts, False), 0.0
 
     @property
     def seconds(self) -> float:
@@ -118,11 +154,12 @@ class WithinMemory:
         model = self.models[id(self.built)]
         starts = [with_states(self.plain, self.built, start, states) for start in self.starts for states in ORDERS]
         plans = [model.over_time(labels) + self.beyond for labels in (*starts, *self.known)]
-        positions = model.fullest_positions(plans)
+        positions, limit = model.fullest_positions(plans), self.query.budget_bytes - self.ahead
         for _ in range(LIMITS.moment_rounds):
-            solution = self._solve(model.rows(positions, self.query.budget_bytes, self.beyond), positions)
+            rows = model.rows(positions, limit, self.beyond)
+            solution = self._solve((*rows, *self.links), positions)
             held = model.over_time(solution.assignment) + self.beyond
-            missed = [p for p in model.fullest_positions([held]) if held[p] > self.query.budget_bytes]
+            missed = [p for p in model.fullest_positions([held]) if held[p] > limit]
             if set(missed) <= set(positions):
                 break
             positions = sorted({*positions, *missed})
@@ -138,7 +175,7 @@ class WithinMemory:
             time_limit=query.seconds_left(),
             cpu_limit=seconds,
             warm_start=self._start(problem, LIMITS.start_share * seconds),
-            warm_multipliers=[self.prices.get(position, 0.0) for position in positions],
+            warm_multipliers=[*(self.prices.get(position, 0.0) for position in positions), *[0.0] * len(self.links)],
             stop=query.deadline.stop,
         )
         fits = _fits(problem, solution.assignment)
@@ -159,9 +196,16 @@ class WithinMemory:
         for start in self.starts:
             _note(problem, with_states(self.plain, self.built, start, (SAVED, DROPPED, RECOMPUTED)), found)
             again = with_states(self.plain, self.built, start, (RECOMPUTED, SAVED, DROPPED))
+            if self._has_host_labels:
+                away = with_states(self.plain, self.built, start, (ON_HOST, SAVED, DROPPED, RECOMPUTED))
+                _note(problem, away, found)
             if _note(problem, again, found) and self.built is not self.plain and not self.known:
                 _note(problem, self._states_of(problem, start, again, seconds), found)
         return min(found, key=lambda each: each[:2])[2] if found else None
+
+    @property
+    def _has_host_labels(self) -> bool:
+        return any(v.availability is not None and bool((v.availability == ON_HOST).any()) for v in self.built.variables)
 
     def _states_of(self, problem: Problem, start: Labels, again: Labels, seconds: float) -> Labels:
         """The best states beside the strategies of `start`: a small problem, which often answers the large one."""
@@ -176,6 +220,27 @@ class WithinMemory:
             stop=self.query.deadline.stop,
         )
         return np.array([rows[label] for rows, label in zip(kept, solution.assignment.tolist(), strict=True)])
+
+
+def host_labels(query: Query, mesh: Mesh, lifetimes: Lifetimes, *, hidden: bool) -> HostLabels:
+    """What adds labels on the host for a query."""
+    return HostLabels(
+        cluster=query.cluster,
+        mesh=mesh,
+        state_bytes=query.state_bytes,
+        lifetimes=lifetimes,
+        may_wait=query.may_wait_on_host,
+        count=1 if query.micro is None else query.micro.count,
+        hidden=hidden,
+    )
+
+
+def kernel_seconds(plain: Built, labels: Labels) -> dict[str, float]:
+    """Seconds of the operators of each phase, in a step."""
+    found = dict.fromkeys(PHASES, 0.0)
+    for node, index in plain.operators.items():
+        found[str(node.meta["phase"])] += float(plain.variables[index].costs[labels[index]])
+    return found
 
 
 def local_bytes(built: Built, mesh: Mesh, labels: Labels, value: Value) -> float:

@@ -50,6 +50,12 @@ class Limits:
     least_relief_of_spans: float = 0.02
     """Part of what backward holds that spans of blocks made again together must save, to be tried beside single blocks.
     """
+    least_on_host: float = 5e-4
+    """Part of all that could wait on the host that a value must be, to be asked for."""
+    price_of_hidden_copies: float = 0.05
+    """Part of the seconds of a copy that one hidden behind kernels costs: of two that hide the shorter is better."""
+    hidden_copies_share: float = 0.9
+    """Part of the seconds of kernels behind which copies are counted on to hide."""
     close_answer: float = 1.5
     """Another answer up to so much above the optimum without a memory limit is probably faster than what fits."""
     time_share_if_close: float = 0.25
