@@ -185,7 +185,8 @@ def expert_way(plan: PlanValue) -> ExpertWay | None:
     plan has no such axis, or no experts."""
     names = plan.layout_mesh.axis_names
     found = expert_ways(plan, names.index("ep")) if "ep" in names else Counter()
-    way = next((way for way in ("dispatch", CAPPED, "masked", "gather") if found[way]), None)
+    ways: tuple[ExpertWay, ...] = ("dispatch", CAPPED, "masked", "gather")
+    way = next((way for way in ways if found[way]), None)
     inner = expert_ways(plan, names.index(INNER_EXPERT_AXIS)) if INNER_EXPERT_AXIS in names else Counter()
     return "two_level" if way == "dispatch" and inner["dispatch"] else way
 

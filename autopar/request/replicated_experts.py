@@ -1,7 +1,7 @@
 """Replicated experts as asked: replicated_experts=2 | {"layers.*.experts": [0, 3]}.
 
-Where rows travel to the ranks of their experts (`ep="dispatch"`, `"two_level"`), those of replicated experts stay: every
-rank gets a copy of their weights in every step, and their gradients are added up (shadowing, FasterMoE,
+Where rows travel to the ranks of their experts (`ep="dispatch"`, `"two_level"`), those of replicated experts stay:
+every rank gets a copy of their weights in every step, and their gradients are added up (shadowing, FasterMoE,
 https://doi.org/10.1145/3503221.3508418). A number means so many of the experts of every module that have most rows by
 `expert_load=`.
 """

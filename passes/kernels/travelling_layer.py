@@ -56,7 +56,7 @@ class Tokens(NamedTuple):
     """A station of tokens: which one goes with every pair, or row; and, beside this, what `summed_rows` sums those by
     that come back."""
 
-    index: fx.Node
+    token: fx.Node
     order: fx.Node
     lengths: fx.Node
 
@@ -180,7 +180,8 @@ class TravellingLayer(ExpertLayer):
         self, hop: Hop, order: fx.Node, counts: fx.Node, before: Arrived | None, point: fx.Node, first: fx.Node
     ) -> list[fx.Node]:
         """What `token_pairs` returns of the rows that go."""
-        (rows,), target, more = shape_of(order), _ours.token_pairs.default, None
+        (rows,), more = shape_of(order), None
+        target: Callable[..., Any] = _ours.token_pairs.default
         arguments: tuple[Any, ...] = (order, counts, hop.ranks, self._each)
         count = rows // self._each
         if before is not None:
@@ -237,7 +238,7 @@ class TravellingLayer(ExpertLayer):
         """The last station; returns the rows per expert there."""
         last, held, replicas = self._by_row.exchanges[-1], self._experts[0], len(self._replicated)
         shapes = ((last.came,), (last.came,), (held + replicas,))
-        arguments = (arrived.table, last.sizes, last.hop.ranks, held, replicas)
+        arguments: tuple[Any, ...] = (arrived.table, last.sizes, last.hop.ranks, held, replicas)
         *rows, each = self._items(point, dispatch.received_order, arguments, shapes, first, last.more)
         self._by_row.stations.append(Rows(*rows))
         if arrived.places is not None:
@@ -356,7 +357,7 @@ class TravellingLayer(ExpertLayer):
 
     def _arrived(self, source: fx.Node, index: fx.Node, reader: fx.Node) -> fx.Node:
         if self._by_token.stations and index is self._tokens.get(self._each):
-            return self._gone(self._by_token, source, self._by_token.stations[0].index, reader)
+            return self._gone(self._by_token, source, self._by_token.stations[0].token, reader)
         return self._gone(self._by_row, source, index, reader)
 
     def _gone(self, route: Route[Any], value: fx.Node, index: fx.Node, reader: fx.Node) -> fx.Node:

@@ -360,7 +360,7 @@ class Prices:
                     seconds[strategy] = self.collective_seconds("all_reduce", own, nbytes)
                     continue
                 once = self._once_per_rank(node, rule, axes, message.each)
-                if message.once in (None, once[0] is not None):
+                if message.once in (None, once is not None):
                     seconds[strategy] = self._sent(message, nbytes, self._hops(own), busiest[strategy], once)
             yield seconds
 
@@ -370,28 +370,29 @@ class Prices:
         nbytes: float,
         hops: Sequence[tuple[int, ...]],
         busiest: Sequence[BusiestRows],
-        once: Sequence[float | None],
+        once: Sequence[float] | None,
     ) -> float:
         """Seconds of a message of a rank over all hops, what came in one put in order for the next."""
         seconds = 0.0
         for hop, axes in enumerate(hops):
             received, came = nbytes * busiest[hop].received, nbytes * busiest[hop].computed
-            if once[hop] is not None and message.tokens:
+            if once is not None and message.tokens:
                 received *= once[hop] + message.places / message.nbytes
                 came *= 1.0 if hop + 1 == len(hops) else once[hop + 1]
             seconds += self.collective_seconds("all_to_all", axes, received)
             seconds += float(copy_seconds(self.cluster.device, came))
         return seconds
 
-    def _once_per_rank(self, node: fx.Node, rule: Rule, axes: Sequence[str | None], each: int) -> list[float | None]:
+    def _once_per_rank(self, node: fx.Node, rule: Rule, axes: Sequence[str | None], each: int) -> list[float] | None:
         """Per hop how many tokens travel over it, as a part of a product's rows, of `each` to a token; None where rows
         do."""
         experts, own = rule.pairs[0].split(PAIR)[1], _chosen(axes, rule.pairs)
         others = self._ranks(_chosen(axes, {experts}))
         shares, replicated = load_of(node, rule.sizes[experts]), replicated_of(node)
         ranks = [others * behind for behind in self._ranks_behind_hops(own)]
-        first = once_per_rank(shares, replicated, ranks[0], each)
-        return [first, *(None if first is None else part_once(shares, replicated, one, each) for one in ranks[1:])]
+        if once_per_rank(shares, replicated, ranks[0], each) is None:
+            return None
+        return [part_once(shares, replicated, one, each) for one in ranks]
 
     def _exchanged_part(self, node: fx.Node, strategies: Strategies, message: Message) -> Floats:
         """(strategies,) the part of a message that a rank sends."""

@@ -237,10 +237,10 @@ def spoil_tokens(wrong: str, station: int, monkeypatch: pytest.MonkeyPatch) -> N
     order, summed = DispatchedLayer._order, DispatchedLayer._summed
 
     def turned(self: DispatchedLayer, tokens: Tokens) -> Tokens:
-        with self._graph.inserting_after(tokens.index):
-            flipped = self._graph.call_function(torch.ops.aten.flip.default, (tokens.index, [0]))
-        flipped.meta = dict(tokens.index.meta)
-        return tokens._replace(index=flipped)
+        with self._graph.inserting_after(tokens.token):
+            flipped = self._graph.call_function(torch.ops.aten.flip.default, (tokens.token, [0]))
+        flipped.meta = dict(tokens.token.meta)
+        return tokens._replace(token=flipped)
 
     def other_order(self: DispatchedLayer, first: fx.Node) -> list[fx.Node]:
         found, stations = order(self, first), self._by_token.stations
