@@ -13,7 +13,6 @@ from autopar.hardware.cluster import Cluster, MixedCluster, check_cluster
 from autopar.hardware.devices import preset_names
 from autopar.hardware.hosts import host_link, host_link_names
 
-
 CPUS = ("CPU", "CPU-node")
 
 
