@@ -30,7 +30,8 @@ def test_rates_and_latency_are_found_again() -> None:
 
 
 def test_both_directions_together_are_never_faster_than_each_alone() -> None:
-    link = measured_link(lambda way, nbytes: seconds("to_host", nbytes) * (0.5 if way == "both" else 1), "link", "a test")
+    parts = {"to_host": 1.0, "from_host": 1.0, "both": 0.5}
+    link = measured_link(lambda way, nbytes: seconds("to_host", nbytes) * parts[way], "link", "a test")
     assert link.both_bytes_per_second == 2 * link.to_host_bytes_per_second
 
 
