@@ -11,6 +11,7 @@ from autopar.cli.options import OPTIMIZERS, OneOf, on_or_number
 from autopar.request.argument_types import Branch
 from autopar.request.axis_ways import CONTEXT_WAYS, EXPERT_WAYS
 from autopar.request.constraints import Recompute
+from autopar.request.offload import OFFLOADS
 from autopar.request.precision_name import REDUCE_NAMES
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -59,6 +60,10 @@ def model_options(command: Command) -> Command:
             help="How attention runs over an axis cp of --dims. Default: what costs least.",
         ),
         click.option("--recompute", type=OneOf(get_args(Recompute)), help="Default: as memory asks."),
+        click.option(
+            "--offload", type=OneOf(OFFLOADS),
+            help="What may wait on the host where memory is short. Default: all, where nothing fits otherwise.",
+        ),
         click.option("--schedule", help="Of a pipeline (--dims pp=2): 1f1b, zb-h1, ... Default: the best simulated."),
         click.option(
             "--micro-batches", type=click.IntRange(min=1), help="Parts of the batch that a step runs in turn."

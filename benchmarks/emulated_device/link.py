@@ -140,6 +140,7 @@ class EmulatedLink:
         else:
             del self._pending[_key(job.result)]
         finally:
+            del job.source, job.result  # before the step goes on, which counts what lives
             job.done.set()
 
     def _sleep(self, now: float, nbytes: float, direction: Direction) -> None:

@@ -49,11 +49,18 @@ def with_host_copies(partition: Partition, inputs: Collection[str], saved_of: Co
 
 
 def with_gradients_sent(backward: fx.GraphModule, going: Sequence[bool]) -> fx.GraphModule:
-    """A copy of the graph that sends gradients to the host. going: which of what it returns."""
+    """A copy of the graph that sends gradients to the host. going: which of what it returns. They go as autograd keeps
+    them, which would else copy transposed ones there."""
     graph = copied(backward.graph)
     returned = zip(returned_values(graph), going, strict=True)
-    graph.output_node().args = (tuple(_send(n) if goes and isinstance(n, fx.Node) else n for n, goes in returned),)
+    graph.output_node().args = (
+        tuple(_send(_contiguous(node)) if goes and isinstance(node, fx.Node) else node for node, goes in returned),
+    )
     return LazyGraphModule(backward, graph)
+
+
+def _contiguous(value: fx.Node) -> fx.Node:
+    return _call(torch.ops.aten.contiguous.default, (value,), value, value.next)
 
 
 def _placeholders(module: fx.GraphModule, names: Collection[str]) -> list[fx.Node]:

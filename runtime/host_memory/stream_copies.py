@@ -11,6 +11,7 @@ it runs behind that one.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Protocol
 
 import torch
@@ -110,6 +111,12 @@ def copy_over_streams(budget_bytes: int | None = None) -> StreamCopies:
     engine = StreamCopies(PinnedPool(budget_bytes))
     set_copies("cuda", engine)
     return engine
+
+
+@functools.cache
+def stream_copies() -> StreamCopies:
+    """Copies of CUDA devices over streams, for all modules of this process."""
+    return copy_over_streams()
 
 
 def _key(tensor: Tensor) -> int:

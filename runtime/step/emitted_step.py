@@ -80,8 +80,16 @@ class Step(ABC):
                 "name, parameter in module.named_parameters()), or write detect_anomaly(check_nan=False)"
             )
         parameter, plan = self._parameters[name], self.own_plan.parameters[name]
-        block = block.to("cpu" if plan.stored_on == HOST else block.device, parameter.dtype)
+        if plan.stored_on == HOST:
+            block = self._on_host(block)
+        block = block.to(parameter.dtype)
         return held_tensor(block, parameter.shape, plan.stored, self.groups)
+
+    def _on_host(self, block: torch.Tensor) -> torch.Tensor:
+        """A block that the host may read: copies that the device awaits are awaited here, too."""
+        if self.groups.device.type == "cuda":
+            torch.cuda.current_stream(self.groups.device).synchronize()
+        return block.to("cpu")
 
     @cached_property
     def _parameters(self) -> dict[str, Input]:

@@ -94,6 +94,8 @@ class Replays:
             return "the plan runs the batch in parts, in the order of a schedule (micro_batches=1, no stages)"
         if not step.groups.is_alone and "nccl" not in (backend := get_backend()):
             return f"collectives of {backend} wait on the host"
+        if step.plan.waits_on_host:
+            return "buffers of the host come from a pool of their own (offload=)"
         nodes = (node for graph in step.uncut.only.partition.graphs for node in graph.graph.nodes)
         waiting = next((node for node in nodes if waits_for_values(node)), None)
         return "" if waiting is None else f"the host reads what {waiting.meta.get('operator', waiting)} computes"

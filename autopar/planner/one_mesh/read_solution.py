@@ -27,7 +27,7 @@ from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION, DEVICE, HOST, Opera
 from autopar.program import Program
 
 Assignment = NDArray[np.int64]
-_STATES = {RECOMPUTED: ", computed again in backward", ON_HOST: ", waits on the host"}
+_STATES: Mapping[int | None, str] = {RECOMPUTED: ", computed again in backward", ON_HOST: ", waits on the host"}
 NEAREST = 2
 """Other choices that are named beside every choice."""
 

@@ -77,14 +77,14 @@ def recover(query: Query, plan: Plan) -> Recovered:
     lifetimes = Lifetimes(query.program)
     plain = price(query, plan.mesh)
     built = plain
-    if plan.waits_on_host:
-        labels = host_labels(query, plan.mesh, lifetimes, hidden=True)
-        free = np.zeros(len(plain.variables), dtype=np.int64)
-        built = labels.added(expanded(query, plain, lifetimes), kernel_seconds(plain, free))[0]
-    elif plan.recomputed:
+    if plan.recomputed:
         spans = spans_in(lifetimes, plan.recomputed)
         lifetimes = lifetimes if len(spans) == len(lifetimes.segments.names) else lifetimes.joined(spans)
+    if plan.recomputed or plan.waits_on_host:
         built = expanded(query, plain, lifetimes)
+    if plan.waits_on_host:
+        labels = host_labels(query, plan.mesh, lifetimes, hidden=True)
+        built = labels.added(built, kernel_seconds(plain, np.zeros(len(plain.variables), dtype=np.int64)))[0]
     rows = {index: agreeing(variable, built, plan) for index, variable in enumerate(built.variables)}
     for index, found in rows.items():
         if not len(found):

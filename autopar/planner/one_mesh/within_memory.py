@@ -102,6 +102,7 @@ class WithinMemory:
         if hidden_copies is not None:
             labels = host_labels(query, mesh, lifetimes, hidden=hidden_copies)
             built, links, ahead = labels.added(built, kernel_seconds(plain, starts[0]))
+            ahead = ahead if hidden_copies else 0.0
         models = {id(each): MemoryModel(each, mesh, query.state_bytes, lifetimes) for each in (plain, built)}
         beyond = np.zeros(lifetimes.end + 1)
         began = time.process_time()
@@ -112,26 +113,26 @@ class WithinMemory:
         query: Query, mesh: Mesh, plain: Built, lifetimes: Lifetimes, starts: Sequence[Labels]
     ) -> Iterator[tuple[WithinMemory, float]]:
         """The problems to try in turn, each with the bytes by which the next one may need less: every segment made
-        again by itself, then spans of segments (`spans.py`), then with the memory of the host. "full" begins with what
-        needs least, and what was asked of the host with that."""
+        again by itself, then spans of segments (`spans.py`), then with the memory of the host, copies hidden and not.
+        "full" begins with what needs least, and where the host was asked for, hidden copies come first."""
         on_host = bool(query.may_wait_on_host)
-        if query.offload not in (None, "none"):
-            yield WithinMemory.of(query, mesh, plain, lifetimes, starts, True), np.inf
-            yield WithinMemory.of(query, mesh, plain, lifetimes, starts, False), 0.0
-            return
         by_operator = recompute_of(query.program, query.constraints)
         value_bytes = partial(local_bytes, plain, mesh, starts[0])
         spans = SpanBytes.of(lifetimes, value_bytes, repeatable(plain, query.recompute, by_operator))
         alone, cut = tuple(range(len(lifetimes.segments.names))), smallest_spans(spans)
         gain = spans.peak(alone) - spans.peak(cut)
         is_smaller = gain > LIMITS.least_relief_of_spans * spans.peak(alone)
+        asked = on_host and query.offload is not None
+        if asked:
+            yield WithinMemory.of(query, mesh, plain, lifetimes, starts, True), np.inf
         if not is_smaller or query.recompute != "full":
             more = np.inf if on_host else gain if is_smaller else 0.0
             yield WithinMemory.of(query, mesh, plain, lifetimes, starts), more
         if is_smaller:
             yield WithinMemory.of(query, mesh, plain, lifetimes.joined(cut), starts), np.inf if on_host else 0.0
-        if on_host:
+        if on_host and not asked:
             yield WithinMemory.of(query, mesh, plain, lifetimes, starts, True), np.inf
+        if on_host:
             yield WithinMemory.of(query, mesh, plain, lifetimes, starts, False), 0.0
 
     @property
