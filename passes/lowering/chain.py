@@ -69,7 +69,7 @@ def join_kernels(stage: LoweredStage, context: StageContext) -> LoweredStage:
 
 def split(stage: LoweredStage, context: StageContext) -> LoweredStage:
     """One graph -> a forward and a backward graph, with what is saved between them as the plan says."""
-    parts = split_forward_backward(stage.program, context.plan.recomputed)
+    parts = split_forward_backward(stage.program, context.plan.recomputed, context.plan.recomputed_at)
     return replace(stage, split=parts, unreduced=parts.backward)
 
 
