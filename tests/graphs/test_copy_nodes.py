@@ -69,5 +69,6 @@ def test_a_wait_belongs_to_the_copy_that_it_waits_for() -> None:
 
 def test_neither_a_copy_nor_its_wait_is_a_kernel() -> None:
     partition = offloaded()
-    names = [node.name for node in partition.forward.graph.nodes if node.op == "call_function" and launches_kernel(node)]
+    graph = partition.forward.graph
+    names = [node.name for node in graph.nodes if node.op == "call_function" and launches_kernel(node)]
     assert names == ["y", "loss", "after"]
