@@ -125,11 +125,11 @@ class _Trees:
     def _of_run(self, first: int, end: int) -> Floats:
         options = [np.where(np.arange(SLOTS + 1) >= self.whole[first, end], self.seconds[first, end], np.inf)]
         options += [self._cut_at(first, cut, end) for cut in range(first + 1, end)]
-        return np.min(options, axis=0)
+        return np.asarray(np.min(options, axis=0))
 
     def _cut_at(self, first: int, cut: int, end: int) -> Floats:
         behind = _with_less(self._best[cut, end], self.border[first, cut])
-        return self.seconds[first, cut] + behind + self._best[first, cut]
+        return np.asarray(self.seconds[first, cut] + behind + self._best[first, cut])
 
     def _of_ends(self) -> dict[int, Floats]:
         """First segment of what is left -> least seconds, where forward saves what the cuts need."""
