@@ -88,7 +88,7 @@ class WithinMemory:
     ) -> Iterator[WithinMemory]:
         """The problems to try in turn, until one has an answer: every segment made again by itself, then spans of
         segments (`spans.py`), then these nested (`nested_spans.py`), where they hold less. "full" begins with the cut
-        that holds least. `beside` tells the later ones how much else there is, so each is asked for behind the other.
+        that holds least. What else is held, the one before tells the nested ones: each is asked for behind the other.
         """
         of = partial(WithinMemory.of, query, mesh, plain, starts=starts)
         by_operator = recompute_of(query.program, query.constraints)
@@ -96,13 +96,11 @@ class WithinMemory:
         spans = SpanBytes.of(lifetimes, partial(local_bytes, plain, mesh, starts[0]), may_repeat)
         alone, cut = tuple(range(len(lifetimes.segments.names))), smallest_spans(spans)
         is_smaller = spans.peak(alone) - spans.peak(cut) > LIMITS.least_relief_of_spans * spans.peak(alone)
-        search = None
         if not is_smaller or query.recompute != "full":
             yield (search := of(lifetimes))
-        if is_smaller and (search is None or search.may_fit_with(spans.peak(cut) - spans.peak(alone))):
+        if is_smaller:
             yield (search := of(lifetimes.joined(cut)))
-        held = spans.peak(cut if search.lifetimes.starts else alone) if search is not None else 0.0
-        room = query.budget_bytes - (0.0 if search is None else search.least_bytes - held)
+        room = query.budget_bytes - search.least_bytes + spans.peak(cut if is_smaller else alone)
         seconds = _seconds_of_segments(plain, lifetimes, starts[0])
         for share in LIMITS.nested_rooms if query.recompute != "none" else ():
             nested = fastest_nested(spans, seconds, share * room)
@@ -117,10 +115,6 @@ class WithinMemory:
         model = self.models[id(self.built)]
         again = with_states(self.plain, self.built, self.starts[0], (RECOMPUTED, SAVED, DROPPED))
         return float((model.over_time(again) + self.beyond).max())
-
-    def may_fit_with(self, more_bytes: float) -> bool:
-        """Whether so many bytes more, or less, may bring the least near the limit."""
-        return self.least_bytes + more_bytes <= LIMITS.fits_maybe * self.query.budget_bytes
 
     @property
     def seconds(self) -> float:
