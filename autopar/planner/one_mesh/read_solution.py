@@ -63,6 +63,8 @@ def _read_operator(built: Built, assignment: Assignment, node: fx.Node, index: i
     strategies = built.variables[index].strategies
     assert strategies is not None
     chosen = int(assignment[index])
+    state = state_of(built.variables[index], chosen)
+    is_recomputed = state == RECOMPUTED
     num_outputs = len(strategies.outputs)
     forward = tuple(_copy_layout(built, assignment, node, o, "forward") for o in range(num_outputs))
     backward = tuple(_copy_layout(built, assignment, node, o, "backward") for o in range(num_outputs))
@@ -75,7 +77,8 @@ def _read_operator(built: Built, assignment: Assignment, node: fx.Node, index: i
         ),
         shared_forward=forward if any(forward) else (),
         shared_backward=backward if any(backward) else (),
-        recompute=(state := state_of(built.variables[index], chosen)) == RECOMPUTED,
+        recompute=is_recomputed,
+        recompute_at=built.variables[index].anew if is_recomputed else (),
         saved_on=HOST if state == ON_HOST else DEVICE,
         implementation=strategies.implementation(chosen),
     )

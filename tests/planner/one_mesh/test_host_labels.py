@@ -1,4 +1,4 @@
-"""The memory of the host as a choice: what fits with it, by how much its copies hide, and what the device then holds."""
+"""The memory of the host as a choice: what fits with it, how its copies hide, what the device then holds."""
 
 from __future__ import annotations
 
