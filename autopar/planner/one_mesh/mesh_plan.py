@@ -27,6 +27,7 @@ from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.lowered_bytes import measured_bytes
 from autopar.planner.memory.resident_states import ResidentStates, resident_states
 from autopar.planner.memory.shortage import DoesNotFit
+from autopar.planner.memory.time_segments import module_segments
 from autopar.planner.one_mesh.context_notes import context_notes
 from autopar.planner.one_mesh.expert_axis_notes import expert_axis_notes
 from autopar.planner.one_mesh.forbidden_choices import forbidden_places, why_forbidden
@@ -139,7 +140,7 @@ def as_it_is(query: Query, built: Built, mesh: Mesh, free: Solution) -> Candidat
     something is to be recomputed whatever the limit."""
     if _asks_for_recomputation(query):
         return None
-    attempt = read_plan(query, mesh, built, free, Lifetimes(query.program))
+    attempt = read_plan(query, mesh, built, free, Lifetimes(query.program, module_segments))
     return None if attempt.excess > 0 else attempt.candidate
 
 
@@ -157,7 +158,7 @@ def fit(
 ) -> Candidate:
     """The optimum under the memory limit, given the one without it, and other labels to start from, if any. Raises
     InfeasibleError, also where the limit binds and the problem with recomputation has more than `most_labels`."""
-    lifetimes = Lifetimes(query.program)
+    lifetimes = Lifetimes(query.program, module_segments)
     starts = [free.assignment, *_given_labels(query, built, mesh), *more_starts]
     attempt = read_plan(query, mesh, built, free, lifetimes)
     if attempt.excess > 0 or _asks_for_recomputation(query):
