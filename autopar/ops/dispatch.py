@@ -28,7 +28,8 @@ from torch import Tensor
 class Dispatch(NamedTuple):
     """Where experts are: the group holds `experts` of them from `start` on, each of its `ranks` `block`, the last one
     what is left; position: of this rank in the group; replicated: experts among them whose rows stay at home; room:
-    rows that every rank sends to every expert (`capped_rows.py`), None: as many as it has.
+    rows that every rank sends to every expert (`capped_rows.py`), None: as many as it has; fewest: rows at home of the
+    rank with fewest.
 
     Of rows that travel is said, which computes nothing: how many times those of the mean rank the rank with most of
     them expects (busiest), memory is planned for (fullest), what part of the busiest came to experts of its own
@@ -46,6 +47,7 @@ class Dispatch(NamedTuple):
     shares: tuple[float, ...] = ()
     fullest: float = 1.0
     room: int | None = None
+    fewest: int = 0
 
     @property
     def places(self) -> list[int]:

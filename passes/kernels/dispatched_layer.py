@@ -25,6 +25,7 @@ from autopar.ops import dispatched_tokens as tokens
 from autopar.ops.dispatch import Dispatch
 from autopar.passes.kernels.expert_layer import ExpertLayer, reads_rows
 from autopar.passes.kernels.graph_patterns import dtype_of, shape_of
+from autopar.passes.kernels.in_turns import Movements
 from autopar.passes.kernels.ordered_rows import OrderedRows, has_several
 from autopar.passes.kernels.row_wise import RowWise
 from autopar.passes.kernels.token_copies import token_sums
@@ -62,16 +63,18 @@ class DispatchedLayer(ExpertLayer):
         every: list[fx.Node],
         there: Dispatch,
         axis_names: Sequence[str],
+        rows: OrderedRows | None = None,
     ) -> None:
         self._there = there
         self._more = max(1.0, there.fullest / max(there.busiest, 1e-30))
         each = rows_of_a_token(one for product in products for one in reads_rows(product).operands)
         self._each = 1 if once_per_rank(*self._routed, each) is None else each
         self._axes = [axis_names.index(name) for name in there.group.split("+")]
-        super().__init__(graph, products, every)
+        super().__init__(graph, products, every, rows)
         self._lists: dict[tuple[str, int, fx.Node], fx.Node] = {}
         self._pairs: Pairs | None = None
         self._replicas: dict[fx.Node, fx.Node] = {}
+        self._exchanges: list[fx.Node] = []
 
     def _ordered_rows(self, reads: dict[fx.Node, RowWise], every: list[fx.Node]) -> OrderedRows:
         kind = OrderedRows if self._each > 1 else TravellingRows
@@ -90,6 +93,10 @@ class DispatchedLayer(ExpertLayer):
             self._as_they_come(node)
             if self._rows.is_ordered(node):
                 self._is_there(node)
+
+    def movements(self) -> Movements:
+        """What moves and what computes, of a layer that was written."""
+        return Movements(tuple(self._exchanges), tuple(sorted(self._rows.inside)))
 
     def _is_there(self, node: fx.Node) -> None:
         """Write into a node that its rows are those that came, which lie in no layout."""
@@ -237,6 +244,7 @@ class DispatchedLayer(ExpertLayer):
         """What comes of rows that go to their experts, or back; of tokens, if these are pairs."""
         splits = self._list(0 if back else 1, like, pairs), self._list(1 if back else 0, like, pairs)
         waited, there = self._sent(rows, splits, came, point, like), self._there
+        self._exchanges += waited.all_input_nodes
         if there.room is None:
             parts = sent_parts(*self._routed, 1 if pairs is None else pairs.each)
             waited.all_input_nodes[0].meta[EXCHANGED] = ExchangedRows(self._home[0], parts, back, there.travels)
