@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from autopar.hardware.devices import HARDWARE_DIRECTORY
+from autopar.hardware.hosts import HARDWARE_DIRECTORY
 
 Generation: TypeAlias = Literal["Volta", "Ampere", "Hopper", "Blackwell"]
 TunedKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"]

@@ -4,8 +4,9 @@
     bytes_over_time([LiveRange("x", 8, 0, 2), LiveRange("y", 4, 1, 1)])   ->  8, 12, 8 bytes
 
 What only looks at a value has no memory of its own; a collective's wait is the buffer of the collective, and what a
-collective moves lives until its wait. What a node holds while it runs (`working_bytes.py`) has its name, too. A group's
-symmetric memory has the name of the node whose call needs most of it, and lives throughout.
+collective moves lives until its wait, as what is copied to the host does. What lies on the host is counted apart. What
+a node holds while it runs (`working_bytes.py`) has its name, too. A group's symmetric memory has the name of the node
+whose call needs most of it, and lives throughout.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from torch import fx
 
 from autopar.graphs.collective_nodes import ALL_REDUCE, ALL_REDUCE_IN_PLACE, WAIT
+from autopar.graphs.copy_nodes import COPY_TO_HOST, WAIT_COPY
 from autopar.graphs.forward_backward import Partition
 from autopar.graphs.node_values import VIEWS, is_getitem, node_bytes
 from autopar.graphs.symmetric_sizes import symmetric_sizes
@@ -29,7 +31,7 @@ from autopar.ops.symmetric_products import SYMMETRIC
 from autopar.program import returned_values
 
 aten = torch.ops.aten
-_ALIASES = VIEWS | {WAIT, ALL_REDUCE_IN_PLACE, padded, aten.contiguous.default}
+_ALIASES = VIEWS | {WAIT, WAIT_COPY, ALL_REDUCE_IN_PLACE, padded, aten.contiguous.default}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,19 @@ def bytes_over_time(ranges: Sequence[LiveRange]) -> NDArray[np.int64]:
 def memory_events(partition: Partition) -> list[LiveRange]:
     """Live ranges over the nodes of forward, then backward: activations, saved values, gathered parameters, gradients
     and inputs; not the stored parameters. Indices count nodes; returned values live to the end."""
+    return _whole_timeline(partition).ranges()
+
+
+def host_memory_events(partition: Partition) -> list[LiveRange]:
+    """As `memory_events`, of what forward and backward copy to the host."""
+    return _whole_timeline(partition).ranges(on_host=True)
+
+
+def _whole_timeline(partition: Partition) -> _Timeline:
     timeline = _Timeline()
     timeline.add_passes(partition)
     timeline.keep((*_returned(partition)[0], *_backward_returns(partition)), timeline.index)
-    return timeline.ranges()
+    return timeline
 
 
 def stage_memory_events(
@@ -144,13 +155,15 @@ class _Timeline:
                 buffer = self._buffer[node]
                 self._last[buffer] = max(self._last[buffer], last)
 
-    def ranges(self) -> list[LiveRange]:
-        """Of all buffers that take memory."""
+    def ranges(self, on_host: bool = False) -> list[LiveRange]:
+        """Of all buffers that take memory of the device, or of the host."""
         values = [
             LiveRange(node.name, node_bytes(node), first, self._last[node])
             for node, first in self._first.items()
-            if node_bytes(node)
+            if node_bytes(node) and (node.target is COPY_TO_HOST) == on_host
         ]
+        if on_host:
+            return values
         end = max(self._last.values(), default=0)
         mapped = [LiveRange(name, size, 0, end) for size, name in self._mapped.values()]
         return [*values, *self._working, *mapped]

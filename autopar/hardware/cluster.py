@@ -36,6 +36,7 @@ from autopar.hardware.devices import (
     preset_link,
     pricing_tier,
 )
+from autopar.hardware.hosts import Host, preset_host
 from autopar.hardware.operator_profile import OperatorProfile, load_profile, operator_profile_path
 from autopar.hardware.sound_numbers import check_numbers
 from autopar.later import later
@@ -75,6 +76,8 @@ class Cluster:
     takes processor time. 1.0: nothing was measured."""
     collective_host_seconds: float = 0.0
     """What a collective of any size takes from the computation beside it, on CPUs. 0: nothing was measured."""
+    host: Host | None = None
+    """What stands beside the devices of every node; None: nothing may be kept there."""
 
     @property
     def num_devices(self) -> int:
@@ -232,6 +235,7 @@ class MixedCluster(Cluster):
             collective_backend=first.collective_backend,
             profile=" + ".join(part.profile for part in parts),
             parts=tuple(parts),
+            host=first.host,
         )
 
     @property
@@ -322,6 +326,7 @@ def _cluster_of_node(node: NodePreset, num_nodes: int, devices_per_node: int, ra
         inter_link=network_link(node, devices_per_node, rate),
         collective_backend=node.collective_backend,
         profile=f"preset: {node.device}, {node.intra_link}, {node.network_link}; {pricing_tier(device)}",
+        host=preset_host(node.host, devices_per_node),
     )
 
 

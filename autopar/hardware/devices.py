@@ -13,16 +13,14 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from autopar.errors import ConfigurationError
 from autopar.hardware.device_curves import DeviceCurves, device_curves, has_curves
+from autopar.hardware.hosts import HARDWARE_DIRECTORY, HostPreset, Sourced
 from autopar.hardware.operator_profile import OperatorProfile
-
-HARDWARE_DIRECTORY = Path(__file__).parent.parent / "cost_models" / "hardware"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,28 +137,22 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sourced:
-    value: float
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
 class _DevicePreset:
     kind: Literal["cuda", "cpu"]
     aliases: tuple[str, ...]
     runtime_names: tuple[str, ...]
     node: str
-    memory_bytes: _Sourced
-    memory_bytes_per_second: _Sourced
-    launch_seconds: _Sourced
-    flops_per_second: dict[str, _Sourced]
+    memory_bytes: Sourced
+    memory_bytes_per_second: Sourced
+    launch_seconds: Sourced
+    flops_per_second: dict[str, Sourced]
 
 
 @dataclass(frozen=True, slots=True)
 class _LinkPreset:
-    latency_seconds: _Sourced
-    bytes_per_second: _Sourced | None = None
-    rate_fraction: _Sourced | None = None
+    latency_seconds: Sourced
+    bytes_per_second: Sourced | None = None
+    rate_fraction: Sourced | None = None
     """Of a network: the part of the NIC's nominal rate that collectives reach."""
     fits: tuple[CollectiveFit, ...] = ()
     traits: CollectiveTraits = CollectiveTraits()
@@ -175,9 +167,10 @@ class NodePreset:
     intra_link: str
     network_link: str
     nics_per_node: int
-    nic_bytes_per_second: _Sourced
+    nic_bytes_per_second: Sourced
     collective_backend: Literal["nccl", "gloo"]
     aliases: tuple[str, ...] = ()
+    host: HostPreset | None = None
 
 
 @functools.cache

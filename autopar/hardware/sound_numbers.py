@@ -18,6 +18,8 @@ POSITIVE = frozenset({
     "num_nodes", "devices_per_node", "ranks", "nodes", "ranks_per_node", "world_size", "overlap_slowdown", "slowdown",
     "memory_bytes", "memory_bytes_per_second", "bytes_per_second", "flops_per_second",
     "launch_seconds", "operator_seconds", "seconds", "work",
+    "to_host_bytes_per_second", "from_host_bytes_per_second", "both_bytes_per_second", "devices_per_link",
+    "read_bytes_per_second", "write_bytes_per_second",
 })  # fmt: skip
 """Names of fields whose numbers are above 0, also where a field holds several of them."""
 
