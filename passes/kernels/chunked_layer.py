@@ -5,9 +5,9 @@
     d = dispatched_expert_outer(x, g, ids)      -->     h = cat([silu(y0), silu(y1)])
                                                         d = dispatched_expert_outer(x[:4], g[:4], ids[:4]) + ...
 
-What runs in the order of the experts does so chunk by chunk. To `sort_by_expert` each chunk is a layer with an order and
-sizes of its own, of whose tokens each travels once to a rank. Sums over rows are added up over the chunks; rows, and
-sums over the rows of a token, stand one behind the other. Every rank of a group cuts its own tokens into as many chunks.
+What runs in the order of the experts does so chunk by chunk. To `sort_by_expert` each chunk is a layer with an order
+and sizes of its own, of whose tokens each travels once to a rank. Sums over rows are added up over the chunks; rows and
+sums over the rows of a token stand one behind the other. Every rank of a group cuts its tokens into as many chunks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autopar.graphs.node_values import VIEWS, describe_values
 from autopar.graphs.rows_per_rank import busiest_rows
 from autopar.layouts.placement import Partial
 from autopar.ops.dispatch import Dispatch
-from autopar.passes.kernels.expert_layer import LINEAR, OUTER, behind_inputs, ids_of, there_of
+from autopar.passes.kernels.expert_layer import LINEAR, OUTER, behind_inputs, ids_of
 from autopar.passes.kernels.graph_patterns import dtype_of, shape_of
 from autopar.passes.kernels.ordered_rows import OrderedRows, has_several, viewed
 from autopar.passes.kernels.row_wise import RowWise

@@ -2,9 +2,9 @@
 
     whole 81.8 ms, in turns 78.1, 2 chunks 69.5, 4 chunks 70.8      ->  product_chunks {"all_to_all": 2}
 
-In turns, rows go back before what stays is computed (gradients of weights); in chunks of their tokens, those of one also
-travel beside the products of another (`passes/kernels/chunked_layer.py`). Smaller messages, more kernels and sums of
-gradients are in the program that is played. Each way is lowered for itself, since what forward saves differs.
+In turns, rows go back before what stays is computed (gradients of weights); in chunks of their tokens, those of one
+also travel beside the products of another (`passes/kernels/chunked_layer.py`). Smaller messages, more kernels and sums
+of gradients are in the program that is played. Each way is lowered for itself, since what forward saves differs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def in_chunks(plan: Plan, count: int) -> Plan:
 
 def _note(count: int, seconds: Mapping[int, float]) -> str:
     """What was chosen, and what each way takes."""
-    names = {0: "as they come", 1: "first before gradients of weights"}
+    names = {0: "as they come", 1: "back before gradients of weights"}
     said = ", ".join(f"{names.get(one, f'{one} chunks')} {format_seconds(each)}" for one, each in seconds.items())
-    chosen = "before gradients of weights" if count == 1 else f"in {count} chunks of their tokens"
-    return f"rows of experts travel {chosen}: that has the shortest step ({said})"
+    chosen = names.get(count, f"in {count} chunks of their tokens")
+    return f"rows of experts travel {chosen}: the shortest played step, but for less than {LEAST_GAIN:.0%} ({said})"
