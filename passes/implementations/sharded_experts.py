@@ -59,7 +59,7 @@ def _dispatch(context: LocalContext, num_experts: int, layout: Layout) -> Dispat
     axes = context.axes_of(frozenset(name for name in context.plan.axes if name is not None and PAIR in name))
     group = tuple(context.coordinate[axis] for axis in axes)
     sizes = [context.mesh.shape[axis] for axis in axes]
-    held, rows = [], []
+    held, rows = [], list[int]()
     for place in itertools.product(*map(range, sizes)):
         coordinate = list(context.coordinate)
         for axis, at in zip(axes, place, strict=True):

@@ -1,4 +1,4 @@
-"""Jobs of the workers that run plans in chunks: products beside collectives of their rows, experts whose rows travel."""
+"""Jobs of workers that run plans in chunks: products beside collectives of their rows, experts whose rows travel."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def captured_experts(**_: Any) -> bool:
 
 @prepared_by(captured_experts)
 def experts_in_chunks(kind: str, chunks: int) -> tuple[Agreement, bool, int]:
-    """Agreement, with the plain model, of experts in fp64 whose rows travel in so many chunks; whether a second step has
-    equal bits, and the products of forward."""
+    """Agreement, with the plain model, of experts in fp64 whose rows travel in so many chunks; whether a second step
+    has equal bits, and the products of forward."""
     torch.manual_seed(0)
     model, inputs = _experts(kind)
     expected = reference(model, inputs)
