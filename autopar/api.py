@@ -163,9 +163,9 @@ def compile(
     kernels: kinds of groups of operators that run as kernels of ours ("rms_norm", "cross_entropy", ...), (): none;
         default: on GPUs those that cost less.
     cp: how attention runs over an axis `cp` of dims: "ring", "ulysses" or "gather"; default: what costs least. ep: how
-        products of experts run over an axis `ep`: "dispatch", "gather" or "masked"; default: what costs least.
-        Or "capacity", which drops rows: expert_capacity: how many times its even share of a rank's rows an expert takes
-        (1.25).
+        products of experts run over an axis `ep`: "dispatch", "two_level", "gather" or "masked"; default: what costs
+        least. Or "capacity", which drops rows: expert_capacity: how many times its even share of a rank's rows an
+        expert takes (1.25).
     expert_load: how the rows of mixtures are dealt out to their experts, for prices: "zipf:1.2", a log of `StepLog`
         ("run.jsonl"), or {"layers.*.experts": rows of each}; default: evenly. replicated_experts: of which every rank
         has a copy, where rows travel to the others: how many of the busiest, or {"layers.*.experts": [0, 3]}; default:

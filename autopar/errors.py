@@ -25,6 +25,10 @@ class InfeasibleError(AutoparError):
     """No plan fits the memory limit; the message says what is short and which change would fit."""
 
 
+class HostMemoryError(AutoparError, MemoryError):
+    """What a step copies to its host has no room there; the message says how much, of which budget."""
+
+
 class PlanMismatchError(AutoparError):
     """A plan made for another model, world size or graph, or edited into an inconsistent state."""
 

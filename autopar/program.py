@@ -26,7 +26,7 @@ class Input:
 
     name: parameter or buffer name; for inputs the path of the argument ("input_ids", "args.0", "batch.labels");
         for tangents the path of the output. aliases: further names of a tied parameter. batch_dim: which dim of an
-        input is the global batch (None: replicated input).
+        input is the global batch (None: replicated input). on_host: it lies in the memory of the host, as a plan says.
     """
 
     role: InputRole
@@ -36,6 +36,7 @@ class Input:
     requires_grad: bool = False
     aliases: tuple[str, ...] = ()
     batch_dim: int | None = None
+    on_host: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,17 +10,17 @@ at once, each gets its part of what the link reaches in both. `copy_seconds` is 
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from autopar.cost_models.simulator import FROM_HOST_STREAM, TO_HOST_STREAM, Action, Interference
+from autopar.graphs.copy_nodes import Direction
 from autopar.hardware.hosts import Host, HostLink, Storage
 
-Direction: TypeAlias = Literal["to_host", "from_host"]
-TO_HOST_STREAM, FROM_HOST_STREAM = "to host", "from host"
-"""A device's two copy engines, as streams of the simulator."""
-STREAMS: dict[Direction, str] = {"to_host": TO_HOST_STREAM, "from_host": FROM_HOST_STREAM}
+STREAM_OF: dict[Direction, str] = {"to_host": TO_HOST_STREAM, "from_host": FROM_HOST_STREAM}
+"""The streams of the simulator on which copies run."""
 
 
 def link_rate(link: HostLink, direction: Direction, *, both_ways: bool = False) -> float:
@@ -55,6 +55,23 @@ def file_seconds(
     """Seconds in which each of the `devices` of a node reads or writes `nbytes` of its files; 0 for nothing."""
     rate = storage.read_bytes_per_second if direction == "read" else storage.write_bytes_per_second
     return _line(nbytes, storage.latency_seconds, rate / devices)
+
+
+def copy_action(
+    name: str, nbytes: float, host: Host, direction: Direction, *, place: int, rank: int = 0,
+    depends_on: tuple[int, ...] = (),
+) -> Action:
+    """A copy for the simulator, with the seconds that it takes alone. place: of its device among those of all nodes,
+    node by node (`node * devices_per_node + device`); devices behind one port share its link in each direction."""
+    port = f"port {place // host.link.devices_per_link}, {STREAM_OF[direction]}"
+    seconds = float(copy_seconds(nbytes, host, direction))
+    return Action(name, STREAM_OF[direction], seconds, depends_on, communication=True, rank=rank, link=port)
+
+
+def duplex(link: HostLink) -> Interference:
+    """How much longer copies take on a link while the other direction is busy, too."""
+    both = link.to_host_bytes_per_second + link.from_host_bytes_per_second
+    return Interference(both_ways=max(1.0, both / link.both_bytes_per_second))
 
 
 def _line(nbytes: ArrayLike, latency_seconds: float, rate: float) -> NDArray[np.float64]:

@@ -106,6 +106,7 @@ def cluster_of_job(profile: JobProfile) -> Cluster:
         profile=f"measured: {profile.machine.name}, {profile.machine.date}, {profile.nodes} nodes",
         overlap_slowdown=profile.overlap_slowdown,
         collective_host_seconds=profile.collective_host_seconds,
+        host=profile.machine.host,
     )
 
 

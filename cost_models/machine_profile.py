@@ -26,6 +26,7 @@ from autopar.hardware.cluster import (
     process_memory_bytes,
 )
 from autopar.hardware.devices import CollectiveFit, Device, Link, OperatorCurve
+from autopar.hardware.hosts import Host
 from autopar.hardware.sound_numbers import check_numbers
 
 SAVED_WORLD_SIZES = range(1, 17)
@@ -104,6 +105,8 @@ class Profile:
     """Empty in profiles of before this was measured."""
     passes: int = PASSES
     """Times that everything was measured; the middle one counts."""
+    host: Host | None = None
+    """Its memory and its files. None in profiles of before this was measured."""
 
     @property
     def busy_share(self) -> float:
@@ -210,6 +213,7 @@ def cluster_from_profile(profile: Profile, world_size: int) -> Cluster:
         profile=_measured(profile),
         overlap_slowdown=overlap.slowdown,
         collective_host_seconds=overlap.host_seconds * crowding,
+        host=profile.host,
     )
 
 

@@ -3,6 +3,7 @@
     mm#0        (4096, 2048) @ (2048, 3072)          compute     1.9e-4 s
     gelu#0      in mm's neighbour's kernel           compute     bytes of what the kernel reads and writes
     all_reduce  (4096, 2048) float16 over "tp"       tp          collective over the links that the axis crosses
+    copy_to_host  (4096, 2048) float16               to host     all devices of the node copy at once
 
 `operator_seconds` and `collective_seconds` price the planner's strategies too (`planner/problem/prices.py`), from the
 same sizes and the same count of bytes, so a plan and the program made of it agree; `tests/planner/test_one_price.py`
@@ -21,12 +22,15 @@ import torch
 from torch import fx
 
 from autopar.cost_models.collective_costs import CollectiveKind, collective_seconds
+from autopar.cost_models.copy_costs import STREAM_OF, copy_seconds
 from autopar.cost_models.kernel_seconds import KernelPrices
 from autopar.cost_models.operator_sizes import EXPERT_LINEAR
 from autopar.cost_models.symmetric_seconds import symmetric_seconds
+from autopar.errors import ConfigurationError
+from autopar.graphs.copy_nodes import Direction, copy_direction
 from autopar.graphs.expert_loads import EXCHANGED
 from autopar.graphs.kernel_groups import Traffic, group_reads_writes, kernel_groups
-from autopar.graphs.node_values import describe_values
+from autopar.graphs.node_values import describe_values, node_bytes
 from autopar.graphs.operator_names import base_name, operator_kind
 from autopar.graphs.symmetric_sizes import symmetric_sizes
 from autopar.hardware.cluster import Cluster
@@ -54,12 +58,12 @@ class ProgramAction:
     phase: str
     """ "forward" or "backward": the graph that it runs in; what is recomputed runs in backward."""
     stream: str
-    """ "compute", or the axes of a collective ("tp", "dp_shard+tp")."""
+    """ "compute", the axes of a collective ("tp", "dp_shard+tp"), or the way of a copy ("to host", "from host")."""
     seconds: float
     kind: str
     """Bare operator name, or the kind of collective."""
     nbytes: float = 0.0
-    """Of a collective: its full buffer."""
+    """Of a collective: its full buffer. Of a copy to the host or back: what is copied."""
     dtype_bytes: int = 0
     """Of one element of that buffer."""
     host_seconds: float = 0.0
@@ -101,8 +105,10 @@ def program_actions(
     gradients = _gradients(graph) if phase == "backward" else frozenset()
     actions = []
     for position, node in enumerate(graph.nodes):
-        collective = collective_of(node)
-        if node.target in SYMMETRIC:
+        collective, direction = collective_of(node), copy_direction(node)
+        if direction is not None:
+            actions.append(replace(host_copy_action(node, direction, phase, cluster), position=position))
+        elif node.target in SYMMETRIC:
             found = symmetric_actions(node, phase, cluster, mesh, prices)
             actions += [replace(action, position=position) for action in found]
         elif collective is not None:
@@ -166,6 +172,22 @@ def collective_action(node: fx.Node, kind: CollectiveKind, phase: str, cluster: 
     return ProgramAction(
         name=str(node.meta["operator"]), phase=phase, stream="+".join(names), seconds=seconds, kind=kind,
         nbytes=nbytes, dtype_bytes=element, host_seconds=min(seconds, cluster.collective_host_seconds),
+    )  # fmt: skip
+
+
+def host_copy_action(node: fx.Node, direction: Direction, phase: str, cluster: Cluster) -> ProgramAction:
+    """A copy to the host or back by the node that starts it, at position 0. Raises ConfigurationError for a cluster
+    whose host nobody described."""
+    if cluster.host is None:
+        raise ConfigurationError(
+            f"{node.meta.get('operator', node.name)} is copied to the host, and the cluster {cluster.name!r} says "
+            "nothing of its host: give it one (docs/adding-hardware.md)"
+        )
+    nbytes = float(node_bytes(node))
+    return ProgramAction(
+        name=str(node.meta.get("operator", node.name)), phase=phase, stream=STREAM_OF[direction],
+        seconds=float(copy_seconds(nbytes, cluster.host, direction, cluster.devices_per_node)),
+        kind=base_name(node.target), nbytes=nbytes,
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Passes of a lowered program for the simulator: every kernel and collective of a rank, with the bytes it brings.
 
-Kernels follow each other on the stream "compute", collectives on the stream of their axes. A collective is started
-behind the kernels in front of it, and what stands behind its wait begins when it has ended:
+Kernels follow each other on the stream "compute", collectives on the stream of their axes, copies to the host and back
+on a stream per direction. A collective or a copy is started behind the kernels in front of it, and what stands behind
+its wait begins when it has ended:
 
     graph      mm | start all_reduce | mm_1 | wait | gelu              live bytes of each node: 8, 12, 20, 20, 10 MB
     compute    mm 190 us | mm_1 190 us | gelu 20 us                    takes 12 MB | takes 8 MB | frees 10 MB, ...
@@ -23,6 +24,7 @@ from autopar.cost_models.pipeline_program import PassProgram
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction
 from autopar.cost_models.simulator import Action
 from autopar.graphs.collective_nodes import is_start, waits_of
+from autopar.graphs.copy_nodes import copy_direction, copy_waits_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +37,11 @@ class PassBytes:
 
 
 def wait_positions(nodes: Iterable[fx.Node]) -> dict[int, int]:
-    """Of every collective of a graph's nodes: position of its start -> position of its first wait."""
+    """Of every collective and copy of a graph's nodes: position of its start -> position of its first wait."""
     place = {node: position for position, node in enumerate(nodes)}
-    return {
-        position: min((place[wait] for wait in waits_of(node)), default=position)
-        for node, position in place.items()
-        if is_start(node)
-    }
+    waits = {node: waits_of(node) for node in place if is_start(node)}
+    waits |= {node: copy_waits_of(node) for node in place if copy_direction(node) is not None}
+    return {place[start]: min((place[wait] for wait in found), default=place[start]) for start, found in waits.items()}
 
 
 def issued(actions: Sequence[ProgramAction], waits: Mapping[int, int]) -> list[Action]:

@@ -6,6 +6,9 @@ in program order. Streams are "compute", one per set of mesh axes, copy engines,
     simulate([Action("matmul", "compute", 2.0), Action("all_reduce", "tp", 3.0, (0,), communication=True),
               Action("matmul", "compute", 2.0)]).makespan_seconds        # 5.0: 1 s of the 3 s is exposed
 
+Copies to and from the host take no multiprocessors, but devices behind one port of the host share it: actions that name
+one `link` divide it among those that run at a time.
+
 Kernels of communication take multiprocessors and bandwidth from computation beside them: `Interference` slows both
 while they run together, t = max(compute', communication'). With gloo a waited collective blocks the process: put all
 actions on the compute stream.
@@ -22,6 +25,9 @@ from autopar.cost_models.chrome_trace import MemoryEvent, Span, write_trace
 from autopar.errors import ConfigurationError
 
 COMPUTE_STREAM = "compute"
+TO_HOST_STREAM, FROM_HOST_STREAM = "to host", "from host"
+COPY_STREAMS = (TO_HOST_STREAM, FROM_HOST_STREAM)
+"""A device's two copy engines."""
 
 Interval = tuple[float, float]
 
@@ -41,6 +47,9 @@ class Action:
     """Bytes that live from the action's start on."""
     frees: float = 0.0
     """Bytes that are gone at the action's end."""
+    link: str = ""
+    """What it shares with the actions of all ranks that name it, too: of k that run at once, each takes k times as
+    long. Empty: nothing is shared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +58,14 @@ class Interference:
 
     compute: float = 1.0
     communication: float = 1.0
+    both_ways: float = 1.0
+    """Copies to and from the host of one rank, beside each other."""
 
     def __post_init__(self) -> None:
-        if min(self.compute, self.communication) < 1.0:
-            raise ConfigurationError(f"interference {self.compute}, {self.communication}: nothing runs faster beside")
+        if min(self.compute, self.communication, self.both_ways) < 1.0:
+            raise ConfigurationError(
+                f"interference {self.compute}, {self.communication}, {self.both_ways}: nothing runs faster beside"
+            )
 
 
 ALONE = Interference()
@@ -159,7 +172,8 @@ def simulate(actions: Sequence[Action], interference: Interference = ALONE) -> T
     for index, action in enumerate(actions):
         if any(not 0 <= needed < index for needed in action.depends_on):
             raise ValueError(f"action {index} ({action.name}) depends on {action.depends_on}: only earlier ones can be")
-    starts, ends = _play(actions) if interference == ALONE else _Interfered(actions, interference).play()
+    alone = interference == ALONE and not any(action.link for action in actions)
+    starts, ends = _play(actions) if alone else _Interfered(actions, interference).play()
     return Timeline(actions=tuple(actions), start_seconds=tuple(starts), end_seconds=tuple(ends))
 
 
@@ -227,13 +241,24 @@ class _Interfered:
 
     def _rates(self) -> dict[int, float]:
         kinds = defaultdict(set)
-        for (rank, _), index in self.running.items():
-            kinds[rank].add(self.actions[index].communication)
+        sharing: dict[str, int] = defaultdict(int)
+        for (rank, stream), index in self.running.items():
+            action = self.actions[index]
+            sharing[action.link] += 1
+            if stream not in COPY_STREAMS:
+                kinds[rank].add(action.communication)
         slow = {True: 1.0 / self.interference.communication, False: 1.0 / self.interference.compute}
-        return {
-            index: slow[self.actions[index].communication] if len(kinds[rank]) == 2 else 1.0
-            for (rank, _), index in self.running.items()
-        }
+        found = {}
+        for (rank, stream), index in self.running.items():
+            action = self.actions[index]
+            if stream in COPY_STREAMS:
+                both = all((rank, way) in self.running for way in COPY_STREAMS)
+                found[index] = 1.0 / self.interference.both_ways if both else 1.0
+            else:
+                found[index] = slow[action.communication] if len(kinds[rank]) == 2 else 1.0
+            if action.link:
+                found[index] /= sharing[action.link]
+        return found
 
 
 def _union(intervals: list[Interval]) -> list[Interval]:

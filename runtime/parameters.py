@@ -38,7 +38,7 @@ from autopar.layouts.placement import (
     replicated,
     uneven_pieces,
 )
-from autopar.plans.plan_value import ParameterPlan
+from autopar.plans.plan_value import DEVICE, HOST, ParameterPlan
 from autopar.runtime.process_groups import ProcessGroups
 
 
@@ -124,7 +124,8 @@ def from_local(local: torch.Tensor, shape: Sequence[int], layout: Layout, groups
     known = _specs.setdefault(groups, {})
     key = (tuple(shape), layout, local.dtype)
     if key not in known:
-        known[key] = _made(local.detach(), shape, layout, groups)._spec
+        described = torch.empty_like(local, device="meta")  # torch moves blocks that lie on the host to the device
+        known[key] = _made(described, shape, layout, groups)._spec
     return dtensor(local.detach() if local.requires_grad else local, known[key])
 
 
@@ -161,11 +162,21 @@ def held_tensor(local: torch.Tensor, shape: Sequence[int], layout: Layout, group
     return local if groups.is_alone else from_local(local, shape, layout, groups)
 
 
-def shard_tensor(tensor: torch.Tensor, layout: Layout, groups: ProcessGroups) -> torch.Tensor:
-    """What the rank holds of the full `tensor`, which every rank has: an own copy of its block."""
+def shard_tensor(
+    tensor: torch.Tensor, layout: Layout, groups: ProcessGroups, stored_on: str = DEVICE
+) -> torch.Tensor:
+    """What the rank holds of the full `tensor`, which every rank has: an own copy of its block, in a memory."""
     block = local_block(tensor.detach(), layout, groups.mesh, groups.place)
-    own = block.clone(memory_format=torch.contiguous_format).to(groups.device)
+    own = in_memory(block.clone(memory_format=torch.contiguous_format), stored_on, groups)
     return held_tensor(own, tensor.shape, layout, groups)
+
+
+def in_memory(block: torch.Tensor, stored_on: str, groups: ProcessGroups) -> torch.Tensor:
+    """A block in a memory of `plan_value.MEMORIES`: as it is where it lies there."""
+    if stored_on != HOST:
+        return block.to(groups.device)
+    on_host = block.to("cpu")
+    return on_host.pin_memory() if groups.device.type == "cuda" else on_host
 
 
 def check_parameter_layouts(model: nn.Module, plans: Mapping[str, ParameterPlan], mesh: Mesh) -> None:
@@ -283,8 +294,8 @@ def shard_parameters(
     for parameter, names in unique_parameters(model).values():
         if id(parameter) in done:
             continue
-        layout = stored_layout(names, plans, groups.mesh)
-        new = nn.Parameter(shard_tensor(parameter, layout, groups), requires_grad=parameter.requires_grad)
+        layout, stored_on = stored_layout(names, plans, groups.mesh), memory_of(names, plans)
+        new = nn.Parameter(shard_tensor(parameter, layout, groups, stored_on), requires_grad=parameter.requires_grad)
         for name in names:
             set_parameter(model, name, new)
         replaced[id(parameter)] = new
@@ -294,6 +305,11 @@ def shard_parameters(
 def stored_layout(names: Sequence[str], plans: Mapping[str, ParameterPlan], mesh: Mesh) -> Layout:
     """Layout in which the parameter of these names is stored; replicated where no plan names it."""
     return next((plans[name].stored for name in names if name in plans), replicated(len(mesh.shape)))
+
+
+def memory_of(names: Sequence[str], plans: Mapping[str, ParameterPlan]) -> str:
+    """Memory in which the parameter of these names is stored; the device's where no plan names it."""
+    return next((plans[name].stored_on for name in names if name in plans), DEVICE)
 
 
 def leave_out(model: nn.Module, absent: Collection[str]) -> dict[str, nn.Parameter]:
@@ -331,14 +347,14 @@ def set_buffer(model: nn.Module, name: str, buffer: torch.Tensor) -> None:
 def rewrite_optimizer(
     optimizer: torch.optim.Optimizer,
     replaced: Mapping[int, nn.Parameter],
-    layouts: Mapping[int, Layout],
+    stored: Mapping[int, tuple[Layout, str]],
     groups: ProcessGroups,
     gone: Collection[int] = (),
 ) -> None:
     """Point param_groups and state of `optimizer` to the new parameters; state of a parameter's shape is sharded.
 
-    `replaced` maps id(old parameter) -> new parameter, `layouts` its stored layout. Parameters of other modules stay.
-    gone: ids of the old parameters that only other ranks hold.
+    `replaced` maps id(old parameter) -> new parameter, `stored` its stored layout and memory. Parameters of other
+    modules stay. gone: ids of the old parameters that only other ranks hold.
     """
     for group in optimizer.param_groups:
         kept = [parameter for parameter in group["params"] if id(parameter) not in gone]
@@ -347,14 +363,15 @@ def rewrite_optimizer(
     optimizer.state.clear()
     for old, values in state.items():
         new = replaced.get(id(old), old)
-        layout = layouts.get(id(old))
+        lies = stored.get(id(old))
         optimizer.state[new] = {
-            key: value if layout is None or key == "step" else _sharded_state(value, old, layout, groups)
+            key: value if lies is None or key == "step" else _sharded_state(value, old, lies, groups)
             for key, value in values.items()
         }
 
 
-def _sharded_state(value: Any, parameter: torch.Tensor, layout: Layout, groups: ProcessGroups) -> Any:
+def _sharded_state(value: Any, parameter: torch.Tensor, stored: tuple[Layout, str], groups: ProcessGroups) -> Any:
     if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-        return shard_tensor(value, layout, groups)
+        layout, memory = stored
+        return shard_tensor(value, layout, groups, memory)
     return value

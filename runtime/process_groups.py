@@ -22,7 +22,7 @@ from autopar._compat import lone_device_mesh
 from autopar.errors import PlanMismatchError
 from autopar.layouts.placement import Mesh
 from autopar.plans.parallel_plan import Plan
-from autopar.runtime.host_allocator import keep_freed_memory
+from autopar.runtime.host_memory.host_allocator import keep_freed_memory
 
 
 def world_size() -> int:

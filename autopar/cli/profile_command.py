@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -22,8 +23,9 @@ from autopar.files import write_atomically
 from autopar.hardware.operator_profile import OperatorProfile, load_profile, operator_profile_path, save_profile
 from autopar.report.progress_bars import with_progress
 from autopar.report.terminal_tables import table
+from autopar.runtime.calibration.measure_host import cuda_seconds, measure_host
 from autopar.runtime.calibration.measure_job import calibrate_job, in_job, job_tables
-from autopar.runtime.calibration.measure_machine import calibrate, tables
+from autopar.runtime.calibration.measure_machine import calibrate, host_table, tables
 from autopar.runtime.calibration.profile_kernels import profile_of_gpu
 
 
@@ -64,8 +66,11 @@ def _gpu(console: Console, force: bool) -> OperatorProfile:
         found = load_profile(path)
     else:
         found = with_progress(console, "kernels", profile_of_gpu)
+        found = replace(found, host=measure_host(cuda_seconds, "pinned copies"))
         save_profile(found, path)
     counts = Counter((kernel.kind, kernel.dtype) for kernel in found.kernels)
     rows = [(kind, dtype, str(count)) for (kind, dtype), count in sorted(counts.items())]
     console.print(table(f"{found.device}, {found.date}", ("kernel", "dtype", "sizes"), rows))
+    if found.host is not None:
+        console.print(host_table(found.host))
     return found

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from autopar.graphs.copy_nodes import COPY_FROM_HOST, WAIT_COPY
 from autopar.ops import packing  # noqa: F401 (registers pack and unpack)
 from autopar.ops.blocks import padded, piece, pieces_first, pieces_joined, region, trimmed
 from autopar.ops.buckets import packed, packed_rows, rows_part
@@ -61,9 +62,11 @@ _LIGHT = frozenset(
         _aten.view_as_real.default,
         _aten.view_as_complex.default,
         _aten._to_copy.default,
+        COPY_FROM_HOST,
+        WAIT_COPY,
     }
 )
-"""Calls that lay data out or cast it."""
+"""Calls that lay data out, cast it, or bring it from the host."""
 _ADD_TO_TOTAL = _aten.add_.Tensor
 
 

@@ -19,6 +19,8 @@ _autopar = torch.ops.autopar
 COPY_TO_HOST = _autopar.copy_to_host.default
 COPY_FROM_HOST = _autopar.copy_from_host.default
 WAIT_COPY = _autopar.wait_copy.default
+HOST_COPIES = frozenset({COPY_TO_HOST, COPY_FROM_HOST, WAIT_COPY})
+"""All of them: no compiler looks at them."""
 
 Direction = Literal["to_host", "from_host"]
 _DIRECTIONS: dict[object, Direction] = {COPY_TO_HOST: "to_host", COPY_FROM_HOST: "from_host"}

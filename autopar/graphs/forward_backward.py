@@ -15,11 +15,13 @@ from torch import fx
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTensor:
-    """A value that forward hands to backward; inputs (parameters among them) cost no memory of their own."""
+    """A value that forward hands to backward; inputs (parameters among them) cost no memory of their own. on_host: it
+    waits there."""
 
     name: str
     bytes: int
     is_input: bool
+    on_host: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,5 +41,5 @@ class Partition:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes of what is saved, without inputs."""
-        return sum(value.bytes for value in self.saved if not value.is_input)
+        """Bytes of what is saved on the device, without inputs."""
+        return sum(value.bytes for value in self.saved if not (value.is_input or value.on_host))

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from autopar.errors import ConfigurationError
+from autopar.graphs.copy_nodes import copy_direction
 from autopar.graphs.node_values import VARYING
 from autopar.graphs.operator_names import LOOKUPS, PARTS, base_name
 
@@ -175,13 +176,16 @@ def bytes_moved(
 
 
 def launches_kernel(node: fx.Node) -> bool:
-    """True for a call that computes: not for views, getitem, scalar arithmetic on sizes, and collectives."""
+    """True for a call that computes: not for views, getitem, scalar arithmetic on sizes, collectives, and copies to the
+    host and back."""
     if node.op != "call_function":
         return node.op in ("call_module", "call_method")
     if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in (
         "_c10d_functional",
         "c10d_functional",
     ):
+        return False
+    if copy_direction(node) is not None:
         return False
     return not passes_through(node) and not isinstance(node.meta.get("val"), (torch.SymInt, int, float))
 

@@ -130,6 +130,17 @@ def sent_parts(
     return tuple(map(float, found))
 
 
+def hop_parts(
+    shares: tuple[float, ...], replicated: tuple[int, ...], ranks: tuple[int, ...], at: int, chosen: int = 1
+) -> tuple[float, ...]:
+    """How many rows a rank sends to each rank of the last of its hops, as a part of its own at home. ranks: of every
+    hop so far; at: of the parts into which the hops before cut the group, the one of this rank, to which as many ranks
+    as these parts are have sent what goes on. Other arguments: of `sent_parts`, where one hop is all."""
+    before, last = math.prod(ranks[:-1]), ranks[-1]
+    parts = sent_parts(shares, replicated, before * last, chosen)
+    return tuple(before * part for part in parts[at * last : (at + 1) * last])
+
+
 def _odds(shares: Sequence[float], chosen: int) -> NDArray[np.float64]:
     """(E,) of every expert, by which sets of so many have it as often as its share says."""
     wanted = np.clip(chosen * np.array(shares), _LEAST_LIKELY, 1.0 - _LEAST_LIKELY)
@@ -157,8 +168,14 @@ def once_per_rank(shares: tuple[float, ...], replicated: tuple[int, ...], ranks:
     """How many tokens travel, as a part of the rows that would: each once to a rank. None where that saves little."""
     if chosen == 1 or ranks == 1 or not sum(travelling(shares, replicated)):
         return None
+    part = part_once(shares, replicated, ranks, chosen)
+    return part if part <= WORTH_ONCE else None
+
+
+def part_once(shares: tuple[float, ...], replicated: tuple[int, ...], ranks: int, chosen: int) -> float:
+    """How many tokens travel each once to a rank, as a part of the rows that would."""
     rows, tokens = (math.fsum(sent_parts(shares, replicated, ranks, many)) for many in (1, chosen))
-    return tokens / rows if tokens <= WORTH_ONCE * rows else None
+    return tokens / rows
 
 
 def travelling(shares: Sequence[float], replicated: Collection[int]) -> tuple[float, ...]:

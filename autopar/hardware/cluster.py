@@ -141,7 +141,8 @@ class Cluster:
         write_atomically(path, msgspec.json.format(msgspec.json.encode(self, order="deterministic"), indent=1))
 
     def with_operator_profile(self, profile: OperatorProfile) -> Cluster:
-        """The cluster with kernels measured on one of its GPUs; they bend the curves that price operators.
+        """The cluster with kernels measured on one of its GPUs, which bend the curves that price operators, and with
+        the host beside it, where that was measured, too.
 
         Raises ConfigurationError where the profile was measured on another type of GPU.
         """
@@ -153,7 +154,13 @@ class Cluster:
             )
         device = replace(self.device, profile=profile)
         links = self.profile.partition(";")[0]
-        return replace(self, device=device, profile=f"{links}; {pricing_tier(device)}")
+        found = replace(self, device=device, profile=f"{links}; {pricing_tier(device)}")
+        return found if profile.host is None else found._with_measured_host(profile.host)
+
+    def _with_measured_host(self, host: Host) -> Cluster:
+        """With a host that one process measured, and as many devices to a link as before."""
+        shared = 1 if self.host is None else self.host.link.devices_per_link
+        return replace(self, host=replace(host, link=replace(host.link, devices_per_link=shared)))
 
     @classmethod
     def detect(cls, world_size: int | None = None) -> Cluster:

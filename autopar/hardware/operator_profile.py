@@ -22,6 +22,7 @@ import msgspec
 
 from autopar.errors import ConfigurationError
 from autopar.files import as_record, cache_directory, file_content, write_atomically
+from autopar.hardware.hosts import Host
 
 KernelKind = Literal["gemm", "grouped gemm", "attention forward", "attention backward",
                      "elementwise", "norm", "softmax", "gated", "rotary", "lookup"]  # fmt: skip
@@ -59,6 +60,8 @@ class OperatorProfile:
     versions: Mapping[str, str]
     date: str
     kernels: tuple[MeasuredKernel, ...]
+    host: Host | None = None
+    """Of the machine of the device. None in profiles of before this was measured."""
 
 
 def operator_profile_path(device: str) -> Path:

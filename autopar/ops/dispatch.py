@@ -13,6 +13,10 @@ behind those of the own experts: a count for each rank says how many. Rows of re
 front of these: every rank holds the weights of those experts behind the ones of its own. Sizes are exchanged first,
 then rows: nothing is padded and nothing is dropped. Sizes of messages are numbers of the host, for which a device is
 waited for.
+
+Over two groups, one inside the other, a row goes in two hops (`Hop`): to the rank of its own place in the part of the
+outer group that has its expert, as if that part were one rank with all its experts; the rows that came, whose experts
+are then known (`experts_that_came`), go on over the inner group alike. Between nodes goes then what a node wants once.
 """
 
 from __future__ import annotations
@@ -25,15 +29,29 @@ import torch
 from torch import Tensor
 
 
-class Dispatch(NamedTuple):
-    """Where experts are: the group holds `experts` of them from `start` on, each of its `ranks` `block`, the last one
-    what is left; position: of this rank in the group; replicated: experts among them whose rows stay at home; room:
-    rows that every rank sends to every expert (`capped_rows.py`), None: as many as it has; fewest: rows at home of the
-    rank with fewest.
+class Hop(NamedTuple):
+    """One exchange of rows over a group, to each of whose ranks belong `block` experts, the last one what is left;
+    position: of this rank in it.
 
     Of rows that travel is said, which computes nothing: how many times those of the mean rank the rank with most of
-    them expects (busiest), memory is planned for (fullest), what part of the busiest came to experts of its own
-    (travels), and what part of all rows goes to each expert (shares)."""
+    them expects (busiest), memory is planned for (fullest), and what part of the busiest came to experts of its own
+    (travels)."""
+
+    group: str
+    ranks: int
+    position: int
+    block: int
+    busiest: float = 1.0
+    travels: float = 1.0
+    fullest: float = 1.0
+
+
+class Dispatch(NamedTuple):
+    """Where experts are: the group holds `experts` of them from `start` on, each of its `ranks` `block`, the last one
+    what is left; position: of this rank in the group; hops: how rows get there, over the group, or over outer axes of
+    it and then the inner ones; replicated: experts among them whose rows stay at home; shares: what part of all rows
+    goes to each expert, which computes nothing; room: rows that every rank sends to every expert (`capped_rows.py`),
+    None: as many as it has; fewest: rows at home of the rank with fewest."""
 
     start: int
     experts: int
@@ -41,11 +59,9 @@ class Dispatch(NamedTuple):
     ranks: int
     position: int
     group: str
+    hops: tuple[Hop, ...]
     replicated: tuple[int, ...] = ()
-    busiest: float = 1.0
-    travels: float = 1.0
     shares: tuple[float, ...] = ()
-    fullest: float = 1.0
     room: int | None = None
     fewest: int = 0
 
@@ -108,10 +124,11 @@ def row_sizes(
     counts: Tensor, table: Tensor, ranks: int, experts: int, replicated: Sequence[int], module: str, planned: int
 ) -> Tensor:
     """Rows that go to every rank, and that come from it (2, ranks), on the host; counts, table: of `dispatch_order`,
-    and what the others sent of theirs. Waits for the device. experts: of the group, replicated: which of them, counted
-    from 0 on, and module: whose these are, for `counted_rows`; planned: for how many memory is, for `beyond_memory`."""
+    and what the others sent of theirs. Waits for the device. experts: of the group, 0 where rows were counted before,
+    replicated: which of them, counted from 0 on, and module: whose these are, for `counted_rows`; planned: for how many
+    memory is, for `beyond_memory`."""
     by_rank = torch.stack([counts, table]).cpu().view(2, ranks, -1)
-    if _counters:
+    if _counters and experts:
         block = by_rank.shape[2] - len(replicated) - 1
         rows = by_rank[0, :, :block].reshape(-1)[:experts].clone()
         rows[list(replicated)] = by_rank[0, :, block:-1].sum(0)
@@ -151,17 +168,22 @@ def row_list(sizes: Tensor, received: int) -> list[int]:
     return found
 
 
+def experts_that_came(table: Tensor, sizes: Tensor, ranks: int) -> Tensor:
+    """The expert of every row that came, in this order (R,), counted from the first one of this rank; behind those are
+    the replicated ones, and no expert. table, sizes: of `row_sizes`."""
+    by_rank = table.view(ranks, -1)
+    buckets = torch.arange(by_rank.shape[1], device=table.device).expand_as(by_rank)
+    return buckets.reshape(-1).repeat_interleave(table, output_size=int(sizes[1].sum()))
+
+
 def received_order(
     table: Tensor, sizes: Tensor, ranks: int, held: int, replicated: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Order by expert of the rows that came (R,); place of each in it (R,); rows per expert held, and behind them per
     replicated one (held + replicated,)."""
-    by_rank = table.view(ranks, -1)
-    buckets = torch.arange(by_rank.shape[1], device=table.device).expand_as(by_rank)
-    keys = buckets.reshape(-1).repeat_interleave(table, output_size=int(sizes[1].sum()))
-    order = keys.argsort(stable=True)
+    order = experts_that_came(table, sizes, ranks).argsort(stable=True)
     places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-    each = by_rank.sum(0)
+    each = table.view(ranks, -1).sum(0)
     return order, places, torch.cat([each[:held], each[len(each) - replicated - 1 : -1]])
 
 

@@ -8,7 +8,8 @@
     what has come, by row                        rows_at(tokens that came, index)                 `received_tokens`
     sums there, and then at home                 summed_rows(rows, index, order, lengths)
 
-Who gets which token is exchanged as numbers, one for each row. Sums are made in a fixed order.
+Who gets which token is exchanged as numbers, one for each row. Sums are made in a fixed order. In the second of two
+hops the tokens that came in the first one take the place of those at home (`tokens_that_came`, `pairs_of_tokens`).
 """
 
 from __future__ import annotations
@@ -29,15 +30,28 @@ def token_pairs(order: Tensor, counts: Tensor, ranks: int, each: int) -> tuple[T
 
     order (N,), counts: of `dispatch_order`; row n is of token n // each.
     """
-    rows = len(order)
-    rank = torch.arange(ranks, device=order.device)
+    return _pairs(order.div(each, rounding_mode="floor"), counts, ranks, len(order) // each)
+
+
+def pairs_of_tokens(
+    token: Tensor, order: Tensor, counts: Tensor, ranks: int, sizes: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As `token_pairs`, of rows that came with their tokens (N,); sizes: of these, by `pair_sizes`."""
+    return _pairs(token[order], counts, ranks, int(sizes[1].sum()))
+
+
+def _pairs(
+    token: Tensor, counts: Tensor, ranks: int, count: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As `token_pairs`. token (N,): of every ordered row, one of `count`."""
+    rows = len(token)
+    rank = torch.arange(ranks, device=token.device)
     rank = rank.repeat_interleave(counts.view(ranks, -1).sum(1), output_size=rows)
-    token = order.div(each, rounding_mode="floor")
-    hit = torch.zeros(ranks, rows // each, dtype=torch.bool, device=order.device)
-    hit.view(-1).scatter_(0, rank * (rows // each) + token, True)
+    hit = torch.zeros(ranks, count, dtype=torch.bool, device=token.device)
+    hit.view(-1).scatter_(0, rank * count + token, True)
     number = (hit.view(-1).cumsum(0) - 1).view(hit.shape)
     of_rank = hit.sum(1)
-    tokens = torch.arange(rows // each, device=order.device).expand_as(hit)
+    tokens = torch.arange(count, device=token.device).expand_as(hit)
     pair_tokens = _first(hit, number, tokens, rows)
     starts = of_rank.cumsum(0) - of_rank
     place = (number[rank, token] - starts[rank]).to(torch.int32)
@@ -75,6 +89,12 @@ def pair_sizes(pairs: Tensor, came: Tensor) -> Tensor:
     return torch.stack([pairs, came]).cpu()
 
 
+def tokens_that_came(places: Tensor, table: Tensor, came: Tensor) -> Tensor:
+    """The pair of every row, in the order in which they came (R,). Arguments: of `received_tokens`."""
+    starts = came.cumsum(0) - came
+    return places + starts.repeat_interleave(table.view(len(came), -1).sum(1), output_size=len(places))
+
+
 def received_tokens(
     places: Tensor, table: Tensor, came: Tensor, sizes: Tensor, regrouped: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,8 +103,7 @@ def received_tokens(
     places: of the rows that came, as `token_pairs` says; table, came: without and of pairs, by rank from where they
     came; sizes: of `pair_sizes`; regrouped: of `received_order`.
     """
-    starts = (came.cumsum(0) - came).repeat_interleave(table.view(len(came), -1).sum(1), output_size=len(places))
-    index = (places + starts)[regrouped]
+    index = tokens_that_came(places, table, came)[regrouped]
     lengths = torch.zeros(int(sizes[1].sum()), dtype=torch.int64, device=places.device)
     return index, index.argsort(stable=True), lengths.scatter_add_(0, index, torch.ones_like(index))
 

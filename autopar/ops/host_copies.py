@@ -7,8 +7,8 @@
 
 A wait takes what was copied from, too: so a graph keeps that until the copy has ended (the idea of torch's
 `ao::offload`, `ao::reload` and `ao::wait_tensor`, without freeing storages under other readers). Who copies is an
-engine per kind of device: plain copies here; streams and pinned memory in `runtime/host_copies/stream_copies.py`, a
-throttled link for CPUs that stand for accelerators in `runtime/host_copies/emulated_device.py`.
+engine per kind of device: plain copies here; streams and pinned memory in `runtime/host_memory/stream_copies.py`, a
+throttled link for CPUs that stand for accelerators in `benchmarks/emulated_device`.
 """
 
 from __future__ import annotations

@@ -19,12 +19,13 @@ from typing import Literal, cast, get_args
 
 from autopar.layouts.placement import Shard
 from autopar.plans.capacity_factor import CAPPED
+from autopar.plans.expert_hops import INNER_EXPERT_AXIS
 from autopar.plans.plan_value import RING, OperatorPlan, ParameterPlan, PlanValue
 
 Role = Literal["dp_replicate", "dp_shard", "tp", "cp", "ep"]
 Way = Literal["ring", "ulysses", "gather"]
 """How attention runs over an axis of context parallelism, in the words of `cp=`."""
-ExpertWay = Literal["dispatch", "gather", "masked", "capacity"]
+ExpertWay = Literal["dispatch", "two_level", "gather", "masked", "capacity"]
 """How products of experts run over an axis of expert parallelism, in the words of `ep=`."""
 
 VOTES: Mapping[tuple[str, str], Role] = {
@@ -88,7 +89,8 @@ def _kinds(plan: PlanValue) -> list[tuple[str, int]]:
     replicas, shards = degrees["dp_replicate"] or 1, degrees["dp_shard"] or 1
     sharded = f"ZeRO-{zero_stage(plan, roles) or 1}"
     data = _replicated(plan, roles) if shards == 1 else sharded if replicas == 1 else f"HSDP ({sharded})"
-    others = [*context.items(), *((name, degrees[role] or 1) for role, name in SHORT_NAMES.items())]
+    experts = f"two-level {SHORT_NAMES['ep']}" if expert_way(plan) == "two_level" else SHORT_NAMES["ep"]
+    others = [*context.items(), (SHORT_NAMES["tp"], degrees["tp"] or 1), (experts, degrees["ep"] or 1)]
     return [(kind, size) for kind, size in ((data, replicas * shards), *others, (SAME_WORK, idle)) if size > 1]
 
 
@@ -183,7 +185,10 @@ def expert_way(plan: PlanValue) -> ExpertWay | None:
     plan has no such axis, or no experts."""
     names = plan.layout_mesh.axis_names
     found = expert_ways(plan, names.index("ep")) if "ep" in names else Counter()
-    return next((way for way in ("dispatch", CAPPED, "masked", "gather") if found[way]), None)
+    ways: tuple[ExpertWay, ...] = ("dispatch", CAPPED, "masked", "gather")
+    way = next((way for way in ways if found[way]), None)
+    inner = expert_ways(plan, names.index(INNER_EXPERT_AXIS)) if INNER_EXPERT_AXIS in names else Counter()
+    return "two_level" if way == "dispatch" and inner["dispatch"] else way
 
 
 def rows_travel(plan: PlanValue) -> bool:

@@ -19,6 +19,8 @@ from autopar.plans.capacity_factor import check_expert_capacity
 from autopar.plans.logical_shards import is_power_of_two
 from autopar.plans.plan_value import (
     DEFAULT_IMPLEMENTATION,
+    DEVICE,
+    HOST,
     PIPELINE_AXIS,
     RING,
     OperatorPlan,
@@ -40,6 +42,8 @@ FOR_MEMORY = ("linear_cross_entropy", "tiled_mlp")
 """Kinds that compute products twice for less memory: none where memory suffices."""
 IMPLEMENTATIONS = (DEFAULT_IMPLEMENTATION, "fp8_rowwise", "fp8_tensorwise", RING)
 """Names of the ways in which operators run (`rules/alternatives.py`)."""
+MEMORIES = (DEVICE, HOST)
+"""Where parameters are stored, and saved values wait."""
 PARTIAL_SUMS = "partial"
 """What an axis of an operator says that adds nothing up and hands partial sums on."""
 
@@ -175,6 +179,12 @@ def _parameter_problems(where: str, parameter: ParameterPlan, mesh: Mesh) -> Ite
         yield from _axes_missing(f"{where}.{field}", layout, mesh)
         if field != "gradient":
             yield from _partial(f"{where}.{field}", layout, mesh, "only its gradient can be one")
+    yield from _unknown_memory(f"{where}.stored_on", parameter.stored_on)
+
+
+def _unknown_memory(where: str, memory: str) -> Iterator[str]:
+    if memory not in MEMORIES:
+        yield f"{where} is {memory!r}; there are {', '.join(MEMORIES)}{did_you_mean(memory, MEMORIES)}"
 
 
 def _operator_problems(where: str, name: str, operator: OperatorPlan, mesh: Mesh) -> Iterator[str]:
@@ -190,6 +200,12 @@ def _operator_problems(where: str, name: str, operator: OperatorPlan, mesh: Mesh
             yield from _axes_missing(f"{where}.{field}[{index}]", copy or operator.outputs[index], mesh)
     if operator.recompute and name.endswith("/bwd"):
         yield f"{where}.recompute is true; only operators of forward can be computed again in backward"
+    yield from _unknown_memory(f"{where}.saved_on", operator.saved_on)
+    if operator.saved_on != DEVICE and (operator.recompute or name.endswith("/bwd")):
+        yield (
+            f"{where}.saved_on is {operator.saved_on!r}; only what forward saves, and backward does not compute again, "
+            "waits there"
+        )
     if operator.implementation not in IMPLEMENTATIONS:
         near = did_you_mean(operator.implementation, IMPLEMENTATIONS)
         yield f"{where}.implementation is {operator.implementation!r}; there are {', '.join(IMPLEMENTATIONS)}{near}"

@@ -16,7 +16,7 @@ from autopar.errors import ConfigurationError
 from autopar.layouts.moves import Way
 from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, format_layout
 from autopar.layouts.redistribution import RedistributionStep, steps_on
-from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION, OperatorPlan, ParameterPlan, PlanValue
+from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION, DEVICE, OperatorPlan, ParameterPlan, PlanValue
 
 ROUNDING = 1e-9
 """A relative gap below this is rounding of the sums: the plan is optimal at its prices."""
@@ -91,9 +91,11 @@ def _choices(plan: PlanValue) -> list[str]:
         lines += [f"group {i}: {g}" for i, g in enumerate(plan.staged.groups)]
     for name, parameter in plan.parameters.items():
         kept = " kept" if parameter.keep_gathered else ""
+        kept += f" stored on {parameter.stored_on}" * (parameter.stored_on != DEVICE)
         lines.append(f"{name}: stored {format_layout(parameter.stored)} used {format_layout(parameter.used)}{kept}")
     for name, operator in plan.operators.items():
-        lines.append(f"{name}: {operator.axes} -> {[format_layout(layout) for layout in operator.outputs]}")
+        waits = f" saved on {operator.saved_on}" * (operator.saved_on != DEVICE)
+        lines.append(f"{name}: {operator.axes} -> {[format_layout(layout) for layout in operator.outputs]}{waits}")
     return lines
 
 
@@ -178,6 +180,8 @@ def _explain_parameter(parameter: ParameterPlan, mesh: Mesh) -> list[str]:
     if parameter.stored != parameter.used:
         again = "kept" if parameter.keep_gathered else "gathered again in backward"
         lines.append(f"  the gathered weight is {again}")
+    if parameter.stored_on != DEVICE:
+        lines.append(f"  lies on the {parameter.stored_on} between its uses, with gradient and optimizer state")
     for phase, shared in (("forward", parameter.shared_forward), ("backward", parameter.shared_backward)):
         if shared is not None:
             steps = _steps(parameter.used, shared, mesh)
@@ -229,6 +233,7 @@ def parameter_in_words(parameter: ParameterPlan, mesh: Mesh) -> str:
     """ "stored dp_shard: S(0), used R"; "stored and used tp: S(1)"."""
     stored, used = format_placements(parameter.stored, mesh), format_placements(parameter.used, mesh)
     kept = ", kept for backward" if parameter.keep_gathered else ""
+    kept += f", on the {parameter.stored_on}" * (parameter.stored_on != DEVICE)
     return f"stored and used {stored}{kept}" if stored == used else f"stored {stored}, used {used}{kept}"
 
 
@@ -243,6 +248,8 @@ def _explain_operator(operator: OperatorPlan, mesh: Mesh) -> list[str]:
                 lines.append(f"    for {phase} {format_placements(target, mesh)}{_steps(layout, target, mesh)}")
     if operator.recompute:
         lines.append("  computed again in backward")
+    if operator.saved_on != DEVICE:
+        lines.append(f"  waits for backward on the {operator.saved_on}")
     return lines
 
 

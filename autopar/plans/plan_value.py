@@ -23,6 +23,8 @@ DEFAULT_IMPLEMENTATION = "default"
 """The operator as it was captured."""
 RING = "ring"
 """Attention whose blocks of keys and values go around the ranks."""
+DEVICE, HOST = "device", "host"
+"""Memories in which a value waits between its uses."""
 PIPELINE_AXIS = "pp"
 """The first axis of the mesh of a plan with stages; layouts do not count it."""
 
@@ -31,7 +33,8 @@ PIPELINE_AXIS = "pp"
 class ParameterPlan:
     """One parameter: stored layout (`.grad` and optimizer state share it), layout in which operators find it,
     layout to which its gradient is reduced first, and whether the gathered weight is kept for backward (ZeRO-2-like)
-    or gathered again (ZeRO-3). `shared_*`: the copy that all consumers of a phase share, as in `OperatorPlan`."""
+    or gathered again (ZeRO-3). `shared_*`: the copy that all consumers of a phase share, as in `OperatorPlan`.
+    `stored_on`: which memory it lies in between its uses, with `.grad` and optimizer state ("device", "host")."""
 
     stored: Layout
     used: Layout
@@ -39,6 +42,7 @@ class ParameterPlan:
     keep_gathered: bool = False
     shared_forward: Layout | None = None
     shared_backward: Layout | None = None
+    stored_on: str = DEVICE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +50,9 @@ class OperatorPlan:
     """One operator: the name that each mesh axis splits (None: replicated, "partial": operands pass as Partial), the
     layouts of its tensor operands and outputs. `shared_forward` and `shared_backward` (one entry per output, None: no
     shared copy) are the layouts to which an output is redistributed once, for all its consumers of that phase.
-    `recompute`: its outputs are computed again in backward instead of being saved. `implementation`: the operator
-    alternative by which it runs (`rules/alternatives.py`), "default" as it was captured."""
+    `recompute`: its outputs are computed again in backward instead of being saved; `saved_on`: which memory they wait
+    in for backward, where they are saved ("device", "host"). `implementation`: the operator alternative by which it
+    runs (`rules/alternatives.py`), "default" as it was captured."""
 
     axes: tuple[str | None, ...]
     inputs: tuple[Layout, ...]
@@ -55,6 +60,7 @@ class OperatorPlan:
     shared_forward: tuple[Layout | None, ...] = ()
     shared_backward: tuple[Layout | None, ...] = ()
     recompute: bool = False
+    saved_on: str = DEVICE
     implementation: str = DEFAULT_IMPLEMENTATION
 
 
@@ -179,9 +185,11 @@ class PlanValue:
     not at all; where it is None, each is also awaited where it starts, which takes the least memory. `product_chunks`
     says into how many chunks of rows products are cut beside the collectives of a kind that bring or take these rows,
     and under "all_to_all" in how many chunks of tokens layers of experts run whose rows travel (1: whole, rows return
-    before gradients of weights are computed); absent: they stay whole. `symmetric_memory` names the groups
-    ("tp") over which products run with their collective of a kind ("all_gather", "reduce_scatter") in memory that the
-    ranks of a node share. `hidden_share` is the part of the communication of parameters that objective, bound and gap leave out, as it runs beside
+    before gradients of weights are computed); absent: they stay whole. `symmetric_memory` names the groups ("tp") over
+    which products run with their collective of a kind ("all_gather", "reduce_scatter") in memory that the ranks of a
+    node share. `copy_ahead_bytes`: how many bytes may be under way between device and host in one direction, ahead of
+    who reads them. `hidden_share` is the part of the communication of parameters that objective, bound and gap leave
+    out, as it runs beside
     computation. With `micro_batches` m, operators, inputs and outputs are those of a m-th of the batch, and a step
     runs them m times. With a `pipeline`, the first axis of the mesh is "pp" and every layout is one on the other
     axes (`layout_mesh`); with unequal rank groups the mesh is the smallest that holds the axes of each, and
@@ -207,6 +215,7 @@ class PlanValue:
     bucket_bytes: Mapping[str, float] | None = field(default_factory=dict)
     product_chunks: Mapping[str, int] = field(default_factory=dict)
     symmetric_memory: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    copy_ahead_bytes: float = 0.0
     micro_batches: int = 1
     replicated_experts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     deterministic: Deterministic = False
@@ -277,6 +286,11 @@ class PlanValue:
     def recomputed(self) -> frozenset[str]:
         """Names of the operators whose outputs backward computes again."""
         return frozenset(name for name, operator in self.operators.items() if operator.recompute)
+
+    @property
+    def saved_on_host(self) -> frozenset[str]:
+        """Names of the operators whose saved outputs wait in the memory of the host."""
+        return frozenset(name for name, operator in self.operators.items() if operator.saved_on == HOST)
 
     @property
     def implementations(self) -> frozenset[str]:

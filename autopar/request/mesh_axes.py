@@ -15,6 +15,7 @@ from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
 from autopar.nearest_name import did_you_mean
+from autopar.plans.expert_hops import INNER_EXPERT_AXIS
 from autopar.plans.plan_value import PIPELINE_AXIS
 
 BATCH_AXES = ("dp_replicate", "dp_shard")
@@ -22,8 +23,10 @@ CONTEXT_AXES = ("cp", "cp_inner")
 """Axes that split the sequence. With two of them attention may do one thing over the outer one and another over the
 inner one, as a ring across nodes of ranks that split heads inside each; `cp` alone leaves open how it is cut."""
 EXPERT_AXIS = "ep"
-"""Splits the batch, and the experts: their rows travel, or as asked otherwise."""
-AXIS_NAMES = (*BATCH_AXES, *CONTEXT_AXES, EXPERT_AXIS, "tp")
+EXPERT_AXES = (EXPERT_AXIS, INNER_EXPERT_AXIS)
+"""Axes that split the batch, and the experts: their rows travel, or as asked otherwise. With two of them rows travel
+over the outer one and then over the inner one: once between nodes, and on inside each."""
+AXIS_NAMES = (*BATCH_AXES, *CONTEXT_AXES, *EXPERT_AXES, "tp")
 """Axes of a mesh; in front of them a pipeline has its own."""
 MOST_AXES = 4
 """Of a mesh: two kinds of links with two uses each (split the batch, split the model) are four."""

@@ -1,7 +1,7 @@
 """Replicated experts as asked: replicated_experts=2 | {"layers.*.experts": [0, 3]}.
 
-Where rows travel to the ranks of their experts (`ep="dispatch"`), those of replicated experts stay: every rank gets a
-copy of their weights in every step, and their gradients are added up (shadowing, FasterMoE,
+Where rows travel to the ranks of their experts (`ep="dispatch"`, `"two_level"`), those of replicated experts stay:
+every rank gets a copy of their weights in every step, and their gradients are added up (shadowing, FasterMoE,
 https://doi.org/10.1145/3503221.3508418). A number means so many of the experts of every module that have most rows by
 `expert_load=`.
 """
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from autopar.errors import ConfigurationError
+from autopar.request.axis_ways import TRAVELLING
 from autopar.request.expert_load import modules_called
 
 ReplicatedExperts: TypeAlias = int | Mapping[str, Sequence[int]]
@@ -21,7 +22,7 @@ def check_replicated(asked: object, ep: str | None, has_load: bool, has_axis: bo
     """Raise ConfigurationError for what cannot be meant."""
     if asked is None:
         return
-    if not has_axis or ep not in (None, "dispatch"):
+    if not has_axis or ep not in (None, *TRAVELLING):
         raise ConfigurationError(
             f"replicated_experts={asked!r}: experts are replicated where rows travel to them; write dims={{'ep': 4}}, "
             "ep='dispatch'"

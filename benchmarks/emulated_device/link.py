@@ -23,7 +23,8 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from autopar.cost_models.copy_costs import Direction, link_rate
+from autopar.cost_models.copy_costs import link_rate
+from autopar.graphs.copy_nodes import Direction
 from autopar.hardware.hosts import HostLink
 
 SLICE_SECONDS = 1e-3

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from torch import fx
 
 from autopar.graphs.expert_capacity import capacity_of, places_per_expert
 from autopar.graphs.expert_loads import OWN_ROWS, load_of, replicated_of
-from autopar.graphs.rows_per_rank import busiest_part, busiest_rows
+from autopar.graphs.rows_per_rank import BusiestRows, busiest_part, busiest_rows
 from autopar.layouts.placement import Layout, Replicate, Shard, local_shape, local_start
 from autopar.ops import experts
-from autopar.ops.dispatch import Dispatch
+from autopar.ops.dispatch import Dispatch, Hop
 from autopar.passes.implementations.local_context import LocalContext
+from autopar.plans.expert_hops import hops_of
 from autopar.rules.rule import PAIR
 
 
@@ -67,29 +70,61 @@ def _dispatch(context: LocalContext, num_experts: int, layout: Layout) -> Dispat
         (number,) = local_shape((num_experts,), _of_dim(layout), context.mesh, coordinate)
         held.append((local_start(num_experts, _of_dim(layout), 0, context.mesh, coordinate), number))
         rows += local_shape(_ids_shape(context), context.plan.inputs[-1], context.mesh, coordinate)
-    names = tuple(context.mesh.axis_names[axis] for axis in axes)
+    names = [context.mesh.axis_names[axis] for axis in axes]
     start, block = held[0]
     count = sum(number for _, number in held)
     shares = load_of(context.node, num_experts)[start : start + count]
     replicated = tuple(one for one in replicated_of(context.node) if start <= one < start + count)
     most, ranks, capacity = max(rows), math.prod(sizes), capacity_of(context.node)
     own = [one - start for one in replicated]
-    busiest = busiest_rows(shares, own, ranks, ranks * most)
     return Dispatch(
         start=start,
         experts=count,
         block=block,
         ranks=ranks,
-        position=sum(at * math.prod(sizes[i + 1 :]) for i, at in enumerate(group)),
+        position=_position(group, sizes),
         group="+".join(names),
+        hops=tuple(_hops(names, sizes, group, block, partial(_busiest, shares, own, most), capacity is None)),
         replicated=replicated,
-        busiest=ranks * busiest.computed,
-        travels=busiest.received / max(busiest.computed, 1e-30),
         shares=shares,
-        fullest=ranks * busiest.fullest,
         room=None if capacity is None else places_per_expert(most, num_experts, capacity),
         fewest=min(rows),
     )
+
+
+def _hops(
+    names: Sequence[str],
+    sizes: Sequence[int],
+    places: Sequence[int],
+    block: int,
+    busiest: Callable[[int], BusiestRows],
+    may_be_two: bool,
+) -> Iterator[Hop]:
+    """Over all axes at once, or over those in front of the inner one of experts and then over the others. busiest: by
+    the number of ranks among which experts are dealt out."""
+    every = range(len(names))
+    for hop in hops_of(every, names) if may_be_two else [tuple(every)]:
+        first, last = hop[0], hop[-1] + 1
+        parts, behind, rows = math.prod(sizes[:last]), math.prod(sizes[last:]), busiest(math.prod(sizes[:last]))
+        yield Hop(
+            group="+".join(names[first:last]),
+            ranks=math.prod(sizes[first:last]),
+            position=_position(places[first:last], sizes[first:last]),
+            block=block * behind,
+            busiest=parts * rows.computed,
+            travels=rows.received / max(rows.computed, 1e-30),
+            fullest=parts * rows.fullest,
+        )
+
+
+def _busiest(shares: Sequence[float], replicated: Collection[int], most: int, ranks: int) -> BusiestRows:
+    """`busiest_rows` of so many ranks, each of which has as many rows."""
+    return busiest_rows(shares, replicated, ranks, ranks * most)
+
+
+def _position(places: Sequence[int], sizes: Sequence[int]) -> int:
+    """Of a rank among those of axes of these sizes."""
+    return sum(at * math.prod(sizes[i + 1 :]) for i, at in enumerate(places))
 
 
 def _ids_shape(context: LocalContext) -> tuple[int, ...]:

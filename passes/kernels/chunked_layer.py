@@ -247,9 +247,15 @@ class _Writer:
 
 def _of_rows(there: Dispatch, rows: int) -> Dispatch:
     """Where experts are, of a chunk with so many rows: fewer of them lie further from their mean."""
-    busiest = busiest_rows(there.shares, (), there.ranks, there.ranks * max(rows, 1))
-    return there._replace(
-        busiest=there.ranks * busiest.computed,
-        travels=busiest.received / max(busiest.computed, 1e-30),
-        fullest=there.ranks * busiest.fullest,
-    )
+    hops, parts = [], 1
+    for hop in there.hops:
+        parts *= hop.ranks
+        busiest = busiest_rows(there.shares, (), parts, parts * max(rows, 1))
+        hops.append(
+            hop._replace(
+                busiest=parts * busiest.computed,
+                travels=busiest.received / max(busiest.computed, 1e-30),
+                fullest=parts * busiest.fullest,
+            )
+        )
+    return there._replace(hops=tuple(hops))

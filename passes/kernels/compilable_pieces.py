@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from autopar._compat import LazyGraphModule
+from autopar.graphs.copy_nodes import HOST_COPIES
 from autopar.graphs.kernel_groups import launches_kernel, passes_through
 from autopar.graphs.node_values import VARYING
 from autopar.graphs.operator_names import operator_kind
@@ -112,7 +113,7 @@ def _place(node: fx.Node) -> str | None:
 
 
 def _is_fit(node: fx.Node) -> bool:
-    if node.op != "call_function" or VARYING in node.meta:
+    if node.op != "call_function" or VARYING in node.meta or node.target in HOST_COPIES:
         return False
     if isinstance(node.target, torch._ops.OpOverload):
         return not node.target.namespace.endswith("c10d_functional") and _UNFIT.isdisjoint(node.target.tags)

@@ -22,11 +22,13 @@ from autopar.passes.kernels.align_vocabulary import align_vocabulary
 from autopar.passes.kernels.join_additions import join_additions, pack_copies
 from autopar.passes.kernels.sort_by_expert import sort_by_expert
 from autopar.passes.kernels.use_kernels import with_kernels
+from autopar.passes.lowering.kept_on_host import with_gradients_sent, with_host_copies
 from autopar.passes.lowering.lower import lower, remove_unused
 from autopar.passes.lowering.micro_batch_graphs import for_micro_batches
 from autopar.passes.lowering.observers import Observer
 from autopar.passes.lowering.stage import LoweredStage, LoweredStep, StageContext
 from autopar.passes.lowering.step_halves import split_forward_backward
+from autopar.passes.overlap.copies_ahead import copies_ahead
 from autopar.passes.overlap.in_symmetric_memory import both_in_symmetric_memory, multiply_in_symmetric_memory
 from autopar.passes.overlap.overlapped import overlapped, overlapped_graph
 from autopar.passes.runner import Pass, pass_name, run_pass
@@ -74,7 +76,11 @@ def join_kernels(stage: LoweredStage, context: StageContext) -> LoweredStage:
 
 def split(stage: LoweredStage, context: StageContext) -> LoweredStage:
     """One graph -> a forward and a backward graph, with what is saved between them as the plan says."""
-    parts = split_forward_backward(stage.program, context.plan.recomputed)
+    plan, program = context.plan, stage.program
+    parts = split_forward_backward(program, plan.recomputed)
+    inputs = zip(program.placeholders, program.inputs, strict=True)
+    on_host = {node.name for node, meaning in inputs if meaning.on_host}
+    parts = with_host_copies(parts, on_host, plan.saved_on_host)
     return replace(stage, split=parts, unreduced=parts.backward)
 
 
@@ -117,14 +123,20 @@ def use_symmetric_memory(stage: LoweredStage, context: StageContext) -> LoweredS
 
 
 def start_early(stage: LoweredStage, context: StageContext) -> LoweredStage:
-    """Products in chunks, collectives in buckets, started early and awaited late, as the plan says.
+    """Products in chunks, collectives in buckets, started early and awaited late, as the plan says; copies between
+    device and host likewise, those of gradients among them.
 
     Stages of a pipeline run their collectives one by one.
     """
     if context.in_pipeline:
         return stage
     plan = context.plan
-    return replace(stage, split=overlapped(stage.partition, plan.bucket_bytes, plan.product_chunks))
+    parts = overlapped(stage.partition, plan.bucket_bytes, plan.product_chunks)
+    on_host = {meaning.name for meaning in stage.program.inputs if meaning.on_host}
+    if on_host and parts.backward is not None and not context.adds_up:
+        gradients = [output.name for output in stage.program.outputs if output.role == "gradient"]
+        parts = replace(parts, backward=with_gradients_sent(parts.backward, [name in on_host for name in gradients]))
+    return replace(stage, split=copies_ahead(parts, plan.copy_ahead_bytes))
 
 
 def hold_sums(stage: LoweredStage, context: StageContext) -> LoweredStage:

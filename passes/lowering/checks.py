@@ -27,8 +27,14 @@ from autopar._compat import FakeTensorMode
 from autopar.graphs.collective_nodes import group_of
 from autopar.graphs.operator_names import base_name
 from autopar.layouts.placement import Mesh, local_shape
-from autopar.ops.dispatch import received_order, row_list
-from autopar.ops.dispatched_tokens import first_pairs, received_tokens, summed_rows
+from autopar.ops.dispatch import experts_that_came, received_order, row_list
+from autopar.ops.dispatched_tokens import (
+    first_pairs,
+    pairs_of_tokens,
+    received_tokens,
+    summed_rows,
+    tokens_that_came,
+)
 from autopar.ops.symmetric_products import SYMMETRIC, gathered_products
 from autopar.passes.lowering.stage import LoweredStage
 from autopar.program import Program, returned_values
@@ -69,9 +75,12 @@ KEPT_BY_DEVICE = frozenset(
 NOT_WITHOUT_VALUES: Mapping[object, str] = {
     _aten._grouped_mm.default: "its shape function takes bf16 alone, kernels take more",
     _aten.repeat_interleave.Tensor: "how many rows it makes follows from values",
+    experts_that_came: "how many rows came follows from values",
     received_order: "how many rows came follows from values",
     row_list: "the numbers are values",
     received_tokens: "how many tokens came follows from values",
+    tokens_that_came: "how many rows came follows from values",
+    pairs_of_tokens: "how many tokens came follows from values",
     first_pairs: "how many tokens go follows from values",
     summed_rows: "its lengths are values",
 }

@@ -30,7 +30,7 @@ from autopar.passes.lowering.local_call import LocalContext, emit_local_call
 from autopar.passes.lowering.local_values import LocalValue, LocalValues
 from autopar.passes.random_operators import SEED, is_random
 from autopar.plans.parallel_plan import Plan
-from autopar.plans.plan_value import OperatorPlan, ParameterPlan
+from autopar.plans.plan_value import HOST, OperatorPlan, ParameterPlan
 from autopar.program import Input, Output, Program
 from autopar.rules.engine import is_view, tensor_operands
 
@@ -107,7 +107,8 @@ class _Lowering:
                 kept=kept,
             ),
         )
-        return replace(meaning, shape=shape)
+        entry = self._parameters.get(meaning.name)
+        return replace(meaning, shape=shape, on_host=entry is not None and entry.stored_on == HOST)
 
     def _input_layout(self, meaning: Input) -> Layout:
         plan, name = self._plan, meaning.name

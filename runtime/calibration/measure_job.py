@@ -52,7 +52,7 @@ from autopar.runtime.calibration.measuring_worker import (
 )
 from autopar.runtime.calibration.operator_census import NUM_SAMPLES
 from autopar.runtime.collectives.host_graphs import wait
-from autopar.runtime.host_allocator import keep_freed_memory
+from autopar.runtime.host_memory.host_allocator import keep_freed_memory
 
 SIZES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 """Bytes of the full buffer."""

@@ -42,6 +42,8 @@ from autopar.cost_models.operator_costs import STREAMING
 from autopar.errors import AutoparError
 from autopar.hardware.cluster import machine_name
 from autopar.hardware.devices import CollectiveFit, OperatorCurve
+from autopar.hardware.hosts import Host
+from autopar.runtime.calibration.measure_host import measure_host, memcpy_seconds
 from autopar.runtime.calibration.measuring_worker import (
     BESIDE,
     COLLECTIVES,
@@ -84,7 +86,8 @@ def calibrate(*, force: bool = False, effort: Effort = CAREFUL, on_progress: OnP
     if stored is not None and stored.lasts and stored.passes >= effort.passes:
         return stored
     found = profile_from_points(measure_points(effort=effort, on_progress=on_progress))
-    profile = replace(found, passes=effort.passes)
+    host = measure_host(memcpy_seconds, "memcpy", is_device_memory=True)
+    profile = replace(found, passes=effort.passes, host=host)
     if profile.is_busy:
         log.warning(
             f"{profile.name} was busy while it was measured ({profile.busy_share:.0%} of the CPU went to other "
@@ -243,4 +246,18 @@ def tables(profile: Profile) -> list[Table]:
     for world_size, fit in ((group.world_size, group.fit) for group in profile.collectives):
         line = (f"{fit.latency_seconds * 1e6:.0f}", f"{fit.bytes_per_second / 1e6:.0f}")
         collectives.add_row(str(world_size), fit.kind, str(fit.ranks), *line)
-    return [ceilings, collectives]
+    return [ceilings, collectives, *([] if profile.host is None else [host_table(profile.host)])]
+
+
+def host_table(host: Host) -> Table:
+    """Memory, copies and files of a host."""
+    found = Table(title=f"the host: {host.link.name}, {host.memory_bytes / 2**30:.0f} GiB")
+    for header in ("memory GB/s", "to the host GB/s", "from it", "both at once", "latency us", "file read", "written"):
+        found.add_column(header, justify="right")
+    link, disk = host.link, host.storage
+    rates = [host.memory_bytes_per_second, link.to_host_bytes_per_second, link.from_host_bytes_per_second,
+             link.both_bytes_per_second]  # fmt: skip
+    files = [] if disk is None else [disk.read_bytes_per_second, disk.write_bytes_per_second]
+    row = [f"{rate / 1e9:.2f}" for rate in rates] + [f"{link.latency_seconds * 1e6:.1f}"]
+    found.add_row(*row, *(f"{rate / 1e9:.2f}" for rate in files))
+    return found

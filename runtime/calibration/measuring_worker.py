@@ -29,7 +29,7 @@ from autopar.runtime.calibration.beside_collectives import SMALL_BYTES, seconds_
 from autopar.runtime.calibration.operator_census import NUM_SAMPLES, chiller, samples
 from autopar.runtime.collectives import host_graphs
 from autopar.runtime.collectives.host_graphs import MaybeStarted
-from autopar.runtime.host_allocator import keep_freed_memory
+from autopar.runtime.host_memory.host_allocator import keep_freed_memory
 
 WORLD_SIZES = (1, 2, 4)
 """Numbers of processes that are busy together, one after the other."""

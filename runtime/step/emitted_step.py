@@ -19,6 +19,7 @@ from torch import fx
 
 from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_value import HOST
 from autopar.program import Input, MicroProgram, Output, Program
 from autopar.runtime.parameters import StageParameters, held_tensor
 from autopar.runtime.process_groups import ProcessGroups
@@ -78,10 +79,9 @@ class Step(ABC):
                 "whole step as one function: look at the gradients by name behind backward (parameter.grad.isnan() for "
                 "name, parameter in module.named_parameters()), or write detect_anomaly(check_nan=False)"
             )
-        parameter = self._parameters[name]
-        return held_tensor(
-            block.to(parameter.dtype), parameter.shape, self.own_plan.parameters[name].stored, self.groups
-        )
+        parameter, plan = self._parameters[name], self.own_plan.parameters[name]
+        block = block.to("cpu" if plan.stored_on == HOST else block.device, parameter.dtype)
+        return held_tensor(block, parameter.shape, plan.stored, self.groups)
 
     @cached_property
     def _parameters(self) -> dict[str, Input]:

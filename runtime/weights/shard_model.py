@@ -18,15 +18,18 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from autopar._compat import share_gradient_hooks
+from autopar.layouts.placement import Layout
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.consensus import attempt_on_all
 from autopar.runtime.parameters import (
     check_parameter_layouts,
     held_tensor,
+    in_memory,
     leave_out,
     local_tensor,
     mark_copies,
     mark_in_shards,
+    memory_of,
     rewrite_optimizer,
     set_buffer,
     set_parameter,
@@ -67,7 +70,7 @@ def shard_model(
     alone = step.groups.is_alone
     plan, groups, absent = step.own_plan, step.groups, step.stage_parameters.absent
     known = unique_parameters(model).values()
-    layouts = {id(parameter): stored_layout(names, plan.parameters, plan.layout_mesh) for parameter, names in known}
+    lies = {id(parameter): _stored(names, plan) for parameter, names in known}
     gone = {id(parameter) for parameter, names in known if not absent.isdisjoint(names)}
     mine = {name: parameter for name, parameter in plan.parameters.items() if name not in absent}
     check_parameter_layouts(model, mine, plan.layout_mesh)
@@ -92,13 +95,18 @@ def shard_model(
         mark_in_shards(model)
         mark_gradients(model, OF_SHARDS)
     if optimizer is not None:
-        rewrite_optimizer(optimizer, replaced, layouts, groups, gone)
+        rewrite_optimizer(optimizer, replaced, lies, groups, gone)
     old = {*replaced, *gone}
     mark_replaced((names[0], parameter) for parameter, names in known if id(parameter) in old)
     _shard_buffers(model, plan, groups)
     if not alone:
         OptimizerDraws(model.parameters(), seed)
     return left_out
+
+
+def _stored(names: Sequence[str], plan: Plan) -> tuple[Layout, str]:
+    """How and in which memory the parameter of these names is stored."""
+    return stored_layout(names, plan.parameters, plan.layout_mesh), memory_of(names, plan.parameters)
 
 
 def _initialised(
@@ -109,7 +117,8 @@ def _initialised(
     def shard(parameter: nn.Parameter, names: Sequence[str]) -> nn.Parameter:
         if not set(names).isdisjoint(absent):
             return nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
-        sharded = shard_tensor(parameter, stored_layout(names, plan.parameters, plan.layout_mesh), groups)
+        layout, memory = _stored(names, plan)
+        sharded = shard_tensor(parameter, layout, groups, memory)
         return nn.Parameter(sharded, requires_grad=parameter.requires_grad)
 
     return initialise(model, shard, groups.device, seed)
@@ -126,8 +135,8 @@ def read_weights(model: nn.Module, step: Step, weights: FoundWeights) -> dict[in
             for name in each.names:
                 set_buffer(model, name, block)
             continue
-        layout = stored_layout(each.names, plan.parameters, plan.layout_mesh)
-        held = held_tensor(block, each.tensor.shape, layout, groups)
+        layout, memory = _stored(each.names, plan)
+        held = held_tensor(in_memory(block, memory, groups), each.tensor.shape, layout, groups)
         replaced[id(each.tensor)] = new = nn.Parameter(held, requires_grad=each.tensor.requires_grad)
         for name in each.names:
             set_parameter(model, name, new)
@@ -174,10 +183,10 @@ def shard_state(module: nn.Module, step: Step, state: dict[str, Any], prefix: st
     `absent` ones are left out. prefix: of the module's names in it."""
     plan = step.own_plan
     for _parameter, names in unique_parameters(module).values():
-        layout = stored_layout(names, plan.parameters, plan.layout_mesh)
+        layout, memory = _stored(names, plan)
         for name in names:
             value = state.get(prefix + name)
             if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
-                state[prefix + name] = shard_tensor(value, layout, step.groups)
+                state[prefix + name] = shard_tensor(value, layout, step.groups, memory)
     for name in absent:
         state.pop(prefix + name, None)

@@ -9,6 +9,7 @@ from torch import fx
 
 from autopar.graphs.copy_nodes import COPY_FROM_HOST, COPY_TO_HOST, WAIT_COPY, copy_direction, copy_waits_of
 from autopar.graphs.forward_backward import Partition, SavedTensor
+from autopar.graphs.kernel_groups import launches_kernel
 from autopar.graphs.live_ranges import LiveRange, host_memory_events, memory_events
 
 
@@ -64,3 +65,10 @@ def test_a_wait_belongs_to_the_copy_that_it_waits_for() -> None:
     assert copy_waits_of(nodes["leaving"]) == [nodes["parked"]]
     assert copy_waits_of(nodes["y"]) == []  # a wait reads it, too, and does not wait for it
     assert [copy_direction(nodes[name]) for name in ("leaving", "coming", "loss")] == ["to_host", "from_host", None]
+
+
+def test_neither_a_copy_nor_its_wait_is_a_kernel() -> None:
+    partition = offloaded()
+    graph = partition.forward.graph
+    names = [node.name for node in graph.nodes if node.op == "call_function" and launches_kernel(node)]
+    assert names == ["y", "loss", "after"]

@@ -15,7 +15,7 @@ from autopar.request import Request
     ("asked", "words"),
     [
         ({"dims": {"ep": 2}, "ep": "dispach"}, "ep='dispach': write one of .*masked, capacity; did you mean"),
-        ({"dims": {"ep": 2}, "ep": "ring"}, "ep='ring': write one of dispatch, gather, masked"),
+        ({"dims": {"ep": 2}, "ep": "ring"}, "ep='ring': write one of dispatch, two_level, gather, masked"),
         ({"dims": {"tp": 2}, "ep": "gather"}, r"products of experts run over an axis ep, .*write dims=\{'ep': 4\}"),
         ({"dims": {"ep": 1, "tp": 2}, "ep": "gather"}, "there is none"),
         ({"ep": "masked"}, "there is none"),
@@ -23,6 +23,9 @@ from autopar.request import Request
         ({"dims": {"ep": 2}, "ep": "capacity"}, "ep='capacity' needs expert_capacity: .* such as 1.25"),
         ({"dims": {"ep": 2}, "expert_capacity": 1.25}, "expert_capacity=1.25 drops rows, which ep=None does not"),
         ({"dims": {"ep": 2}, "ep": "dispatch", "expert_capacity": 2}, "which ep='dispatch' does not: write ep='cap"),
+        ({"dims": {"ep": 2, "ep_inner": 2}, "ep": "dispatch"}, "one axis ep at once: .* or ep='two_level' for rows"),
+        ({"dims": {"ep": 2, "ep_inner": 2}, "ep": "capacity", "expert_capacity": 2}, "ep='capacity' sends rows over"),
+        ({"dims": {"ep_inner": 2, "tp": 2}}, "ep_inner=2 is what lies inside of an axis ep, and there is none"),
         ({"dims": {"ep": 2}, "cp": "gather"}, r"attention runs over an axis cp, .*write dims=\{'cp': 4\}"),
         ({"dims": {"cp": 2}, "cp": "dispatch"}, "cp='dispatch': write one of ring, ulysses, gather"),
     ],

@@ -24,7 +24,7 @@ def test_as_many_free_axes_have_names_as_a_mesh_may_have() -> None:
     [
         ({"tp": 3}, "do not divide 8"),
         ({"pp": 2}, "unknown axis 'pp'"),
-        ({"tensor": 2}, "unknown axis 'tensor'; axes are dp_replicate, dp_shard, cp, cp_inner, ep, tp, pp$"),
+        ({"tensor": 2}, "unknown axis 'tensor'; axes are dp_replicate, dp_shard, cp, cp_inner, ep, ep_inner, tp, pp$"),
         ({"dp_shrad": 2}, 'did you mean "dp_shard"'),
         ({"tp": 0}, "size 0"),
         ({"tp": -1, "dp_shard": -1}, "one axis at most"),

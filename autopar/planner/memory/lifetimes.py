@@ -7,12 +7,15 @@ Time is counted in positions: the operators of forward in program order, then th
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
+from copy import copy
 from functools import cached_property
+from itertools import pairwise
 
 from torch import fx
 
 from autopar.passes.stages.place_stages import made_everywhere
-from autopar.planner.memory.time_segments import Segments, find_segments
+from autopar.planner.memory.time_segments import Segments, find_segments, span_of
 from autopar.planner.problem.factorisation import Value
 from autopar.planner.problem.graph_operators import base_of, operators
 from autopar.program import Program
@@ -24,11 +27,14 @@ class Lifetimes:
 
     segment, position: operator -> where it stands. forward_readers, backward_readers: value -> operators of a phase, in
     program order. gradient_position: placeholder of a parameter -> the operator that finishes its gradient. results:
-    number of an output of the model -> what is returned, a view maybe. end: the position of the optimizer.
+    number of an output of the model -> what is returned, a view maybe. end: the position of the optimizer. starts: the
+    first segment of every span that was joined, of the segments of `alone`.
     """
 
     def __init__(self, program: Program) -> None:
         self._program = program
+        self.starts: Sequence[int] = ()
+        self.alone = self
         self.segments: Segments = find_segments(program)
         nodes = operators(program)
         names = ((str(node.meta["phase"]), str(node.meta["operator"])) for node in nodes)
@@ -74,6 +80,29 @@ class Lifetimes:
                     self._backward.setdefault(value, set()).add(0)  # a value of forward that is returned at the end
                 if output.name in self._parameters:
                     self.gradient_position[self._parameters[output.name]] = self.position.get(value[0], 0)
+
+    def joined(self, starts: Sequence[int]) -> Lifetimes:
+        """The same with spans of segments as one each; starts: the first of every span (`spans.py`)."""
+        found = copy(self)
+        found.starts = starts
+        found.segments = self.segments.joined(starts)
+        found.segment = {node: span_of(starts, segment) for node, segment in self.segment.items()}
+        found._backward = {value: {span_of(starts, one) for one in read} for value, read in self._backward.items()}
+        return found
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many segments every segment was joined of."""
+        starts = self.starts or range(len(self.segments.names))
+        return [end - first for first, end in pairwise((*starts, len(self.alone.segments.names)))]
+
+    def is_span(self, segment: int) -> bool:
+        """Whether a segment is several that were joined."""
+        return self.lengths[segment] > 1
+
+    def backward_of(self, value: Value) -> Set[int]:
+        """Segments whose backward reads a value."""
+        return self._backward.get(value, frozenset())
 
     def backward_segments(self, node: fx.Node) -> set[int]:
         """Segments whose backward reads an output of an operator of forward."""

@@ -149,8 +149,14 @@ class _Reader:
                 yield LiveBytes(index, self._without(bytes_, saved), passing.first, passing.last)
             again = None if variable.availability is None else self._in_state(variable, bytes_, RECOMPUTED)
             begin = self._again.get(node)
-            if begin is not None and again is not None:
+            if begin is not None and again is not None and not self._is_passed_on(node, output):
                 yield LiveBytes(index, again, begin, max(begin, last))
+
+    def _is_passed_on(self, node: fx.Node, output: int) -> bool:
+        """Whether a value is made again on the way through a span of segments, and gone before the next one is made:
+        together they hold no more than one of them, which the lowered program shows."""
+        lifetimes = self.lifetimes
+        return lifetimes.is_span(lifetimes.segment[node]) and output not in lifetimes.kept_outputs(node)
 
     def _last_use(self, value: Value) -> int | None:
         """Where backward last wants a value of forward: to read it, or to compute from it again."""

@@ -10,10 +10,10 @@
 `expand` gives every label of a forward operator one copy per state that makes sense for it, and tells by edges which
 states go together: backward reads nothing that is dropped, and what is recomputed reads values that are saved, or
 recomputed in the same segment (`time_segments.py`). So chains end at the borders of segments, and backward of a block
-holds the recomputed values of this block only. "none", "selective" and "full" recomputation of a block are points of
-this space. A weight that backward reads is gathered there anyway, and a recomputed operator is priced to find it: that
-is exact where both want it in one layout, and one gather too cheap where they do not. Other redistributions of its
-operands are paid again.
+holds the recomputed values of this block only; where that does not do, spans of blocks are one segment each
+(`spans.py`). "none", "selective" and "full" recomputation of a block are points of this space. A weight that backward
+reads is gathered there anyway, and a recomputed operator is priced to find it: that is exact where both want it in
+one layout, and one gather too cheap where they do not. Other redistributions of its operands are paid again.
 
 Left out, because it hardly pays: the last segment (backward begins there, and what it needs first is what forward made
 last), and operators that neither backward nor a recomputed operator reads. Left out, because it must not be: operators
@@ -22,7 +22,7 @@ that write, and values that another segment reads in backward.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -94,6 +94,19 @@ def is_made_anywhere(node: fx.Node) -> bool:
     return not node.all_input_nodes and not is_random(node)
 
 
+def repeatable(
+    built: Built, recompute: Recompute | None, by_operator: Mapping[fx.Node, Recompute]
+) -> Callable[[fx.Node], bool]:
+    """Whether an operator of forward may run twice at all: it writes nothing, and what was asked for allows it."""
+
+    def may_repeat(node: fx.Node) -> bool:
+        target, asked = node.target, by_operator.get(node, recompute)
+        mutates = not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable
+        return not mutates and asked != "none" and not (asked == "selective" and node in built.heavy)
+
+    return may_repeat
+
+
 class _OpenStates:
     """The states of every variable, decided from the last operator of forward to the first."""
 
@@ -105,6 +118,7 @@ class _OpenStates:
         by_operator: Mapping[fx.Node, Recompute],
     ) -> None:
         self.built, self.lifetimes, self.recompute, self.by_operator = built, lifetimes, recompute, by_operator
+        self._may_repeat = repeatable(built, recompute, by_operator)
         self.open_states: list[States] = [()] * len(built.variables)
         for node, index in reversed(built.operators.items()):
             if node.meta["phase"] != "backward":
@@ -133,12 +147,8 @@ class _OpenStates:
     def _is_pure(self, node: fx.Node) -> bool:
         """Whether a node may run again in backward of its own segment, and only there."""
         lifetimes = self.lifetimes
-        target = node.target
-        mutates = not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable
         home = lifetimes.segment[node]
-        if mutates or self._asked(node) == "none" or home == lifetimes.segments.last:
-            return False
-        if self._asked(node) == "selective" and node in self.built.heavy:
+        if home == lifetimes.segments.last or not self._may_repeat(node):
             return False
         return all(segment == home for segment in lifetimes.backward_segments(node))
 

@@ -26,12 +26,14 @@ from autopar.schedules.folding_schedule import kept_sums
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidentStates:
-    """Of the parameters of one rank: bytes, those of the optimizer's state and of its step, and the step's seconds."""
+    """Of the parameters of one rank: bytes on the device, of the optimizer's state and of its step, and the step's
+    seconds; host: bytes in the memory of the host, gradients included."""
 
     parameters: float
     optimizer: float
     step_buffers: float
     step_seconds: float
+    host: float = 0.0
 
     def bytes_beside(self, micro: MicroProgram, lowered: Program) -> float:
         """What stays throughout a step, what is joined of its parts included."""
@@ -40,11 +42,14 @@ class ResidentStates:
 
 def resident_states(lowered: Program, state_bytes: Mapping[str, StateBytes], device: Device) -> ResidentStates:
     """Of a program of local shapes. state_bytes: per element, by parameter."""
-    parameters = optimizer = seconds = 0.0
+    parameters = optimizer = seconds = host = 0.0
     updated = []
     for entry in lowered.inputs:
         if entry.role == "parameter":
             elements, state = math.prod(entry.shape), state_bytes[entry.name]
+            if entry.on_host:
+                host += elements * (entry.dtype.itemsize + state.optimizer + state.gradient)
+                continue
             parameters += elements * entry.dtype.itemsize
             optimizer += elements * state.optimizer
             seconds += float(optimizer_seconds(device, elements * state.step_traffic))
@@ -54,6 +59,7 @@ def resident_states(lowered: Program, state_bytes: Mapping[str, StateBytes], dev
         optimizer=optimizer,
         step_buffers=step_buffer_bytes(updated, device.kind),
         step_seconds=seconds if lowered.training else 0.0,
+        host=host,
     )
 
 

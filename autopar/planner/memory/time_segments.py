@@ -9,7 +9,8 @@ backward of segment 3 lives while backward is still at segment 3 or above.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.passes.module_segments import block_path
@@ -34,6 +35,15 @@ class Segments:
         block = block_path(name)
         return self.by_path.get(block if block is not None else _module(name))
 
+    def joined(self, starts: Sequence[int]) -> Segments:
+        """Spans of neighbours as one segment each. starts: the first of every span."""
+        ends = (*starts[1:], len(self.names))
+        names = tuple(
+            self.names[first] if end == first + 1 else f"{self.names[first]} .. {self.names[end - 1]}"
+            for first, end in zip(starts, ends, strict=True)
+        )
+        return Segments(names, {path: span_of(starts, number) for path, number in self.by_path.items()})
+
     def along(self, names: Iterable[tuple[str, str]]) -> Iterator[int]:
         """Segments of (phase, name) in program order; one that its name does not tell lies where its neighbour in
         front of it lies, and backward begins in the last segment."""
@@ -44,6 +54,11 @@ class Segments:
             found = self.of(name)
             current = current if found is None else found
             yield current
+
+
+def span_of(starts: Sequence[int], segment: int) -> int:
+    """The number of the span in which a segment lies, of spans that begin at `starts`."""
+    return bisect_right(starts, segment) - 1
 
 
 def find_segments(program: Program) -> Segments:

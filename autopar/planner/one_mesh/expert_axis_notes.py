@@ -7,6 +7,7 @@ the batch of 6 does not divide by ep=4: rows do not travel; every rank has all r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from torch import fx
@@ -18,13 +19,14 @@ from autopar.planner.problem.build import Built
 from autopar.planner.problem.factorisation import Factorisation, batch_class
 from autopar.planner.problem.strategies import MINIMUM_UNEVEN_BLOCKS, divides
 from autopar.plans.parallelism import EXPERT_SPLITS
+from autopar.plans.plan_text import format_mesh
 from autopar.program import Program
-from autopar.request.axis_ways import ExpertParallelism, split_as
-from autopar.request.mesh_axes import EXPERT_AXIS
+from autopar.request.axis_ways import TWO_LEVEL, ExpertParallelism, split_as
+from autopar.request.mesh_axes import EXPERT_AXES
 
 _MEANT = {
-    "dispatch": "rows do not travel", "gather": "rows are not split", "masked": "experts are not split",
-    "capacity": "rows do not travel, and none is dropped",
+    "dispatch": "rows do not travel", TWO_LEVEL: "rows do not travel in two hops", "gather": "rows are not split",
+    "masked": "experts are not split", "capacity": "rows do not travel, and none is dropped",
 }  # fmt: skip
 _INSTEAD = {
     "t": "every rank keeps its rows and gathers the weights of all experts",
@@ -43,30 +45,33 @@ def expert_axis_notes(
 ) -> Iterator[str]:
     """Each once; none where a mesh has no axis of expert parallelism. ep: the way that is planned."""
     sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
-    if sizes.get(EXPERT_AXIS, 1) == 1:
+    axes = [axis for axis, name in enumerate(mesh.axis_names) if name in EXPERT_AXES and mesh.shape[axis] > 1]
+    if not axes:
         return
-    size, axis = sizes[EXPERT_AXIS], mesh.axis_names.index(EXPERT_AXIS)
+    said = format_mesh({name: size for name, size in sizes.items() if name in EXPERT_AXES})
     products = [node for node in built.rules if base_name(node.target) == "expert_linear"]
     if not products:
         yield (
-            f"{EXPERT_AXIS}={size}: the program has no products of experts (autopar.expert_linear): the axis splits "
+            f"{said}: the program has no products of experts (autopar.expert_linear): the axis splits "
             "the batch, as data parallelism does"
         )
     found: dict[str, None] = {}
     for node in products:
-        picked = picked_names(built, assignment, node)[axis]
-        if ep is not None and EXPERT_SPLITS.get(picked or "") != split_as(ep):
+        names = picked_names(built, assignment, node)
+        others = [names[axis] for axis in axes if ep and EXPERT_SPLITS.get(names[axis] or "") != split_as(ep)]
+        if ep is not None and others:
             experts, samples = built.rules[node].sizes["e"], _samples(program, factorisation, node)
-            why = _why(experts, samples, size, ep)
-            found[f"{why}: {_MEANT[ep]}; {_INSTEAD.get(picked or '', 'products of experts run whole')}"] = None
+            why = _why(experts, samples, math.prod(mesh.shape[axis] for axis in axes), said, ep)
+            found[f"{why}: {_MEANT[ep]}; {_INSTEAD.get(others[0] or '', 'products of experts run whole')}"] = None
     yield from found
 
 
-def _why(experts: int, samples: int, size: int, ep: ExpertParallelism) -> str:
-    """Why products of experts do not run in a way."""
-    axis = f"{EXPERT_AXIS}={size}"
+def _why(experts: int, samples: int, size: int, axis: str, ep: ExpertParallelism) -> str:
+    """Why products of experts do not run in a way over so many ranks."""
     if ep != "masked" and samples % size:
         return f"the batch of {samples} does not divide by {axis}"
+    if ep == TWO_LEVEL and experts % size:
+        return f"{experts} experts do not divide by {axis}"
     if ep != "gather" and not divides(experts, size, may_be_uneven=True):
         return f"{experts} experts do not divide by {axis} and are fewer than {MINIMUM_UNEVEN_BLOCKS * size}"
     return f"rows, experts and what is asked of them leave no {ep} over {axis}"

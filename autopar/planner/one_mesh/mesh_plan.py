@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -163,14 +163,7 @@ def fit(
     starts = [free.assignment, *_given_labels(query, built, mesh), *more_starts]
     attempt = read_plan(query, mesh, built, free, lifetimes)
     if attempt.excess > 0 or _asks_for_recomputation(query):
-        search = WithinMemory.of(query, mesh, built, lifetimes, starts)
-        labels = sum(costs.size for costs in search.built.problem.node_costs)
-        if labels > most_labels:
-            raise InfeasibleError(
-                f"not fitted into memory: with recomputation mesh {mesh.shape} has {labels} strategies, and up to "
-                f'{most_labels:.0f} are searched; mode="max" searches more'
-            )
-        attempt = _within_memory(query, attempt, search)
+        attempt = _recomputed(query, attempt, WithinMemory.each(query, mesh, built, lifetimes, starts), most_labels)
     plan = attempt.candidate.plan
     log.info(
         f"mesh {dict(zip(mesh.axis_names, mesh.shape, strict=True))}: objective {plan.objective_seconds * 1e3:.2f} ms, "
@@ -178,6 +171,25 @@ def fit(
         f"predicted {plan.predicted.step_seconds * 1e3:.1f} ms"
     )
     return attempt.candidate
+
+
+def _recomputed(
+    query: Query, attempt: Attempt, searches: Iterable[tuple[WithinMemory, float]], most_labels: float
+) -> Attempt:
+    """What fits of the first search that finds something; the next one where it may need that much less."""
+    for search, gain in searches:
+        labels = sum(costs.size for costs in search.built.problem.node_costs)
+        if labels > most_labels:
+            raise InfeasibleError(
+                f"not fitted into memory: with recomputation mesh {search.mesh.shape} has {labels} strategies, and up "
+                f'to {most_labels:.0f} are searched; mode="max" searches more'
+            )
+        try:
+            return _within_memory(query, attempt, search)
+        except DoesNotFit as failure:
+            if not gain or failure.needed_bytes - gain > LIMITS.fits_maybe * query.budget_bytes:
+                raise
+    raise AssertionError("the last search has nothing to gain from another")
 
 
 def _within_memory(query: Query, attempt: Attempt, search: WithinMemory) -> Attempt:

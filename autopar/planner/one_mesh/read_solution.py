@@ -83,6 +83,7 @@ def recomputation_statistics(built: Built, assignment: Assignment, lifetimes: Li
 
     A block is recomputed in full where nothing that it keeps for its own backward is left.
     """
+    spans, lifetimes = lifetimes, lifetimes.alone
     kept: dict[int, int] = {}
     again: dict[int, list[str]] = {}
     for node, index in built.operators.items():
@@ -99,6 +100,8 @@ def recomputation_statistics(built: Built, assignment: Assignment, lifetimes: Li
         parts.append(f"{len(partly)} of {len(blocks)} blocks selectively ({_listed(again, partly)})")
     if outside := [segment for segment in again if segment not in blocks]:
         parts.append(f"outside of blocks {_listed(again, outside)}")
+    if again and spans.starts:
+        parts.append(f"in {len(spans.starts)} spans of up to {max(spans.lengths)} segments")
     return {"recomputed": ", ".join(parts)} if parts else {}
 
 

@@ -19,6 +19,7 @@ from autopar.layouts.placement import Mesh, Shard
 from autopar.passes.lowering.check_plan import operator_plan
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.recomputation import RECOMPUTED, expand
+from autopar.planner.memory.spans import spans_in
 from autopar.planner.one_mesh.mesh_plan import price
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.read_solution import describe
@@ -74,7 +75,9 @@ def recover(query: Query, plan: Plan) -> Recovered:
     lifetimes = Lifetimes(query.program)
     plain = price(query, plan.mesh)
     built = plain
-    if any(operator.recompute for operator in plan.operators.values()):
+    if plan.recomputed:
+        spans = spans_in(lifetimes, plan.recomputed)
+        lifetimes = lifetimes if len(spans) == len(lifetimes.segments.names) else lifetimes.joined(spans)
         built = expanded(query, plain, lifetimes)
     rows = {index: agreeing(variable, built, plan) for index, variable in enumerate(built.variables)}
     for index, found in rows.items():

@@ -4,6 +4,7 @@
     round 1   the problem with recomputation (`recomputation.py`) and one row per moment (`memory_rows.py`), with the
               transients that round 0 showed
     round 2   the same with the transients of round 1, should its program hold more than the limit
+    again     where blocks made again one by one do not fit, the same with spans of blocks (`spans.py`)
 
 So the limit holds for the program that runs, whatever the rows leave out.
 """
@@ -11,8 +12,9 @@ So the limit holds for the program that runs, whatever the rows leave out.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +23,16 @@ from autopar.layouts.placement import Mesh
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.lowered_bytes import transient_bytes
 from autopar.planner.memory.memory_rows import MemoryModel
-from autopar.planner.memory.recomputation import DROPPED, RECOMPUTED, SAVED, expand, with_states
+from autopar.planner.memory.recomputation import DROPPED, RECOMPUTED, SAVED, expand, repeatable, with_states
 from autopar.planner.memory.shortage import DoesNotFit, SearchEnded, fullest_parts
+from autopar.planner.memory.spans import SpanBytes, smallest_spans
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.problem.build import Built
 from autopar.planner.problem.constraint_targets import recompute_of
+from autopar.planner.problem.factorisation import Value, shape_of
 from autopar.planner.problem.limits import LIMITS
-from autopar.planner.problem.prices import Floats
+from autopar.planner.problem.prices import Floats, tensor_bytes
+from autopar.planner.problem.strategies import local_fraction
 from autopar.planner.solver import (
     MemoryRow,
     Problem,
@@ -75,6 +80,23 @@ class WithinMemory:
         beyond = np.zeros(lifetimes.end + 1)
         began = time.process_time()
         return WithinMemory(query, mesh, plain, built, lifetimes, starts, models, beyond, [], {}, began)
+
+    @staticmethod
+    def each(
+        query: Query, mesh: Mesh, plain: Built, lifetimes: Lifetimes, starts: Sequence[Labels]
+    ) -> Iterator[tuple[WithinMemory, float]]:
+        """The problems to try in turn, each with the bytes by which the next one may need less: every segment made
+        again by itself, then spans of segments (`spans.py`). "full" begins with what needs least."""
+        by_operator = recompute_of(query.program, query.constraints)
+        value_bytes = partial(local_bytes, plain, mesh, starts[0])
+        spans = SpanBytes.of(lifetimes, value_bytes, repeatable(plain, query.recompute, by_operator))
+        alone, cut = tuple(range(len(lifetimes.segments.names))), smallest_spans(spans)
+        gain = spans.peak(alone) - spans.peak(cut)
+        is_smaller = gain > LIMITS.least_relief_of_spans * spans.peak(alone)
+        if not is_smaller or query.recompute != "full":
+            yield WithinMemory.of(query, mesh, plain, lifetimes, starts), gain if is_smaller else 0.0
+        if is_smaller:
+            yield WithinMemory.of(query, mesh, plain, lifetimes.joined(cut), starts), 0.0
 
     @property
     def seconds(self) -> float:
@@ -154,6 +176,17 @@ class WithinMemory:
             stop=self.query.deadline.stop,
         )
         return np.array([rows[label] for rows, label in zip(kept, solution.assignment.tolist(), strict=True)])
+
+
+def local_bytes(built: Built, mesh: Mesh, labels: Labels, value: Value) -> float:
+    """Bytes of an output of an operator on the fullest rank, under labels of the plain problem."""
+    node, output = value
+    index = built.operators[node]
+    layouts = built.variables[index].layouts[output]
+    if layouts is None:
+        return 0.0
+    layout = layouts.distinct[layouts.index[labels[index]]]
+    return tensor_bytes(node, output) * local_fraction(layout, shape_of(node, output), mesh)
 
 
 def _note(problem: Problem, labels: Labels, found: list[tuple[float, float, Labels]]) -> bool:

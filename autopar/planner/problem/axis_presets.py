@@ -4,7 +4,7 @@
     dp_shard       the axis splits the batch; parameters are stored split        (ZeRO-3)
     cp             the axis splits the sequence, attention by queries or by heads; weights are whole in use
                    (context parallelism: a ring of keys and values, Ulysses, or keys and values gathered)
-    ep             the axis splits the batch; of products of experts, rows travel to the rank of their expert, or every
+    ep, ep_inner   the axis splits the batch; of products of experts, rows travel to the rank of their expert, or every
                    rank has all experts, or all rows (expert parallelism)
     tp             the axis never splits the batch; weights stay split in use    (Megatron)
     any other name the axis is free
@@ -23,7 +23,7 @@ from autopar.planner.problem.strategies import AxisChoice
 from autopar.plans.plan_value import ParameterPlan
 from autopar.request.axis_ways import ExpertParallelism, split_as
 from autopar.request.constraints import Constraints
-from autopar.request.mesh_axes import AXIS_NAMES, BATCH_AXES, CONTEXT_AXES, EXPERT_AXIS
+from autopar.request.mesh_axes import AXIS_NAMES, BATCH_AXES, CONTEXT_AXES, EXPERT_AXES, EXPERT_AXIS
 
 
 def orders_offered(choices: Sequence[AxisChoice], mesh: Mesh, sequences: int) -> Sequence[AxisChoice]:
@@ -61,9 +61,9 @@ def allowed_choices(
     if axis_size == 1:
         return list(choices[:1])
     found = [c for c in choices if c.beside is None]
-    if axis_name in (*BATCH_AXES, EXPERT_AXIS):
+    if axis_name in (*BATCH_AXES, *EXPERT_AXES):
         split = [c for c in choices if c.part is not None and c.atom_class == batch and c.divides(axis_size)]
-        ways = _ways_of_experts(choices, split, axis_size) if axis_name == EXPERT_AXIS else {}
+        ways = _ways_of_experts(choices, split, axis_size) if axis_name in EXPERT_AXES else {}
         asked = None if experts is None else split_as(experts)
         offered = [c for way, own in ways.items() if asked == way or (asked is None and split) for c in own]
         return offered or [c for c in split if c.beside is None] or found

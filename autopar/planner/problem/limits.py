@@ -47,6 +47,9 @@ class Limits:
     less."""
     unused_share: float = 0.03
     """Part of the memory limit that may stay unused by a plan for which time was given up."""
+    least_relief_of_spans: float = 0.02
+    """Part of what backward holds that spans of blocks made again together must save, to be tried beside single blocks.
+    """
     close_answer: float = 1.5
     """Another answer up to so much above the optimum without a memory limit is probably faster than what fits."""
     time_share_if_close: float = 0.25

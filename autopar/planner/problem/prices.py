@@ -23,7 +23,7 @@ from autopar.graphs.expert_capacity import capacity_of, places_per_expert
 from autopar.graphs.expert_loads import load_of, replicated_of
 from autopar.graphs.kernel_groups import Traffic, bytes_moved
 from autopar.graphs.operator_names import FLOAT8_PRODUCTS, TILED_MLPS, base_name, is_causal, operator_kind, window_of
-from autopar.graphs.rows_per_rank import busiest_rows, once_per_rank
+from autopar.graphs.rows_per_rank import BusiestRows, busiest_rows, once_per_rank, part_once
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.group_topology import GroupTopology
 from autopar.layouts.placement import Layout, Mesh, Shard
@@ -35,6 +35,7 @@ from autopar.planner.problem.strategies import LayoutSet, Strategies, local_frac
 from autopar.planner.routes.priced_routes import routes_of
 from autopar.planner.routes.route_table import PricedStep
 from autopar.planner.solver import FORBIDDEN
+from autopar.plans.expert_hops import hops_of
 from autopar.rules.engine import tensor_operands
 from autopar.rules.rule import PAIR, RingTraffic, Rule
 
@@ -175,7 +176,8 @@ class Prices:
         rings = self._rings(rule, strategies, np.broadcast_to(seconds, (len(strategies),)))
         seconds = seconds + rings + self._synchronisation(rule, strategies) + self._edges(node, rule, strategies)
         if rule.pairs:
-            seconds = seconds * self._busiest(node, rule, strategies)[0]
+            busiest = [hops[-1].computed for hops in self._busiest(node, rule, strategies)]
+            seconds = seconds * np.array(busiest)
             seconds = sum(self.exchanged(node, rule, strategies, exchanges), start=seconds)
         is_replicated = np.array([[name is None for name in axes] for axes in strategies.axes])
         return np.asarray(seconds + 0.5 * (is_replicated @ self.tie_breaks), dtype=np.float64)
@@ -304,9 +306,9 @@ class Prices:
                     seconds[strategy] += self.collective_seconds("neighbours", own, row_bytes)
         return seconds
 
-    def _busiest(self, node: fx.Node, rule: Rule, strategies: Strategies) -> Floats:
-        """(2, strategies) how many times the rows of the mean rank the busiest one computes, and receives from all
-        ranks for experts of its own, of those that split experts."""
+    def _busiest(self, node: fx.Node, rule: Rule, strategies: Strategies) -> list[list[BusiestRows]]:
+        """Per strategy and hop of its rows, how many times the rows of the mean rank the busiest one has behind the
+        hop, and receives from all ranks for experts of its own. Where rows do not travel, one for what it computes."""
         (pair,) = rule.pairs
         rows, experts = pair.split(PAIR)
         shares, own_rows = load_of(node, rule.sizes[experts]), self._row_parts(node, strategies) * rule.sizes[rows]
@@ -315,11 +317,25 @@ class Prices:
             ranks, group = self._ranks(_chosen(axes, {pair, experts})), self._ranks(_chosen(axes, {pair}))
             if capacity is not None and group > 1:
                 each, blocks = places_per_expert(round(own), len(shares), capacity), -(-len(shares) // ranks)
-                found.append(np.full(2, ranks * blocks * each / own))
+                capped = ranks * blocks * each / own
+                found.append([BusiestRows(capped, capped, capped)])
                 continue
             replicated = replicated_of(node) if group > 1 else ()
-            found.append(np.multiply(ranks, busiest_rows(shares, replicated, ranks, round(own * group))[:2]))
-        return np.array(found).T
+            hops = []
+            for behind in self._ranks_behind_hops(_chosen(axes, {pair})):
+                among = behind * ranks // group
+                busiest = busiest_rows(shares, replicated, among, round(own * behind))
+                hops.append(BusiestRows(*(among * part for part in busiest)))
+            found.append(hops)
+        return found
+
+    def _ranks_behind_hops(self, axes: tuple[int, ...]) -> list[int]:
+        """Of how many ranks what is there behind every hop over these axes has come."""
+        return [self._ranks(axes[: axes.index(hop[-1]) + 1]) if hop else 1 for hop in self._hops(axes)]
+
+    def _hops(self, axes: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The axes of every hop of rows that travel over these axes."""
+        return hops_of(axes, [self.mesh.axis_names[axis] for axis in axes])
 
     def _row_parts(self, node: fx.Node, strategies: Strategies) -> Floats:
         """(strategies,) the part of the rows of a product of experts that a rank holds before they travel."""
@@ -344,20 +360,39 @@ class Prices:
                     seconds[strategy] = self.collective_seconds("all_reduce", own, nbytes)
                     continue
                 once = self._once_per_rank(node, rule, axes, message.each)
-                if message.once not in (None, once is not None):
-                    continue
-                came, received = nbytes * busiest[:, strategy]
-                if once is not None and message.tokens:
-                    received *= once + message.places / message.nbytes
-                copied = float(copy_seconds(self.cluster.device, came))
-                seconds[strategy] = self.collective_seconds("all_to_all", own, received) + copied
+                if message.once in (None, once is not None):
+                    seconds[strategy] = self._sent(message, nbytes, self._hops(own), busiest[strategy], once)
             yield seconds
 
-    def _once_per_rank(self, node: fx.Node, rule: Rule, axes: Sequence[str | None], each: int) -> float | None:
-        """`once_per_rank` of a product's tokens, of `each` rows."""
-        experts = rule.pairs[0].split(PAIR)[1]
-        ranks = self._ranks(_chosen(axes, {*rule.pairs, experts}))
-        return once_per_rank(load_of(node, rule.sizes[experts]), replicated_of(node), ranks, each)
+    def _sent(
+        self,
+        message: Message,
+        nbytes: float,
+        hops: Sequence[tuple[int, ...]],
+        busiest: Sequence[BusiestRows],
+        once: Sequence[float] | None,
+    ) -> float:
+        """Seconds of a message of a rank over all hops, what came in one put in order for the next."""
+        seconds = 0.0
+        for hop, axes in enumerate(hops):
+            received, came = nbytes * busiest[hop].received, nbytes * busiest[hop].computed
+            if once is not None and message.tokens:
+                received *= once[hop] + message.places / message.nbytes
+                came *= 1.0 if hop + 1 == len(hops) else once[hop + 1]
+            seconds += self.collective_seconds("all_to_all", axes, received)
+            seconds += float(copy_seconds(self.cluster.device, came))
+        return seconds
+
+    def _once_per_rank(self, node: fx.Node, rule: Rule, axes: Sequence[str | None], each: int) -> list[float] | None:
+        """Per hop how many tokens travel over it, as a part of a product's rows, of `each` to a token; None where rows
+        do."""
+        experts, own = rule.pairs[0].split(PAIR)[1], _chosen(axes, rule.pairs)
+        others = self._ranks(_chosen(axes, {experts}))
+        shares, replicated = load_of(node, rule.sizes[experts]), replicated_of(node)
+        ranks = [others * behind for behind in self._ranks_behind_hops(own)]
+        if once_per_rank(shares, replicated, ranks[0], each) is None:
+            return None
+        return [part_once(shares, replicated, one, each) for one in ranks]
 
     def _exchanged_part(self, node: fx.Node, strategies: Strategies, message: Message) -> Floats:
         """(strategies,) the part of a message that a rank sends."""

@@ -3,6 +3,11 @@ shortest played step is the answer.
 
     dims={"ep": 4}      dispatch 24.1 ms, gather 31.7 ms, masked 58.0 ms      ->  the plan of dispatch, with a note
 
+Rows that travel may do so in two hops, where the axis goes across nodes and inside of them: it is cut there into `ep`
+and `ep_inner` (`in_two_levels`), and both forms are planned:
+
+    dims={"ep": 16} on two nodes of 8      dispatch over ep=16; two_level over ep=2 x ep_inner=8
+
 The solver could choose for every product by itself, but what travels is priced for a layer whose products agree
 (`expert_exchanges.py`): a lone product among others would send more than its price says.
 
@@ -17,22 +22,26 @@ devices or of those of a node, is planned beside it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from autopar.errors import AutoparError, InfeasibleError
+from autopar.errors import AutoparError, ConfigurationError, InfeasibleError
 from autopar.graphs.expert_loads import expert_counts
 from autopar.hardware.cluster import Cluster, MixedCluster
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.solver.solution import relative_gap
+from autopar.plans.expert_hops import INNER_EXPERT_AXIS
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.parallelism import expert_way
 from autopar.plans.plan_text import format_seconds
 from autopar.request import Request
-from autopar.request.axis_ways import LOSSLESS_WAYS, ExpertParallelism
-from autopar.request.mesh_axes import EXPERT_AXIS
+from autopar.request.axis_ways import LOSSLESS_WAYS, TRAVELLING, TWO_LEVEL, ExpertParallelism
+from autopar.request.mesh_axes import EXPERT_AXES, EXPERT_AXIS
 from autopar.request.replicated_experts import busiest_experts
 
 FREE = "free axes"
@@ -51,8 +60,34 @@ def planned_in_every_expert_way(
     if not is_named:
         return _dispatch_beside(search, request, query)
     if query.constraints.ep is not None:
-        return _in_one_way(partial(search, request), query)
-    return _in_all_ways(partial(search, request), query)
+        return _in_way(search, request, query, query.constraints.ep)
+    return _in_all_ways(search, request, query)
+
+
+def _in_way(
+    search: Callable[[Request, Query], Plan], request: Request, query: Query, way: ExpertParallelism
+) -> Plan:
+    """The plan that a search finds for one way. Raises ConfigurationError for two levels where the axis has one."""
+    if way == TWO_LEVEL:
+        request = replace(request, dims=in_two_levels(request.dims or {}, query.cluster))
+    return _in_one_way(partial(search, request), replace(query, constraints=replace(query.constraints, ep=way)))
+
+
+def in_two_levels(dims: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
+    """Named axes whose axis of experts is cut where nodes end. Raises ConfigurationError where it is not both across
+    nodes and inside of them in equal parts."""
+    if dims.get(INNER_EXPERT_AXIS, 1) != 1:
+        return dict(dims)
+    said = math.prod(size for size in dims.values() if isinstance(size, int) and size > 0)
+    sizes = {name: cluster.num_devices // said if size == -1 else size for name, size in dims.items()}
+    size, behind = sizes[EXPERT_AXIS], sizes.get("tp", 1)
+    inside = 1 if isinstance(cluster, MixedCluster) else math.gcd(size, cluster.devices_per_node // behind)
+    if inside in (1, size) or cluster.devices_per_node != inside * behind:
+        raise ConfigurationError(
+            f"ep={TWO_LEVEL!r}: ep={size} is not cut by the nodes of {cluster.name} into equal parts of several ranks; "
+            f"name two axes, dims={{'ep': ..., {INNER_EXPERT_AXIS!r}: ...}}, or write ep='dispatch'"
+        )
+    return {**sizes, EXPERT_AXIS: size // inside, INNER_EXPERT_AXIS: inside}
 
 
 def _dispatch_beside(search: Callable[[Request, Query], Plan], request: Request, query: Query) -> Plan:
@@ -71,14 +106,14 @@ def _dispatch_beside(search: Callable[[Request, Query], Plan], request: Request,
             break
         log.info("planning rows of experts that travel over %s", dims)
         asked = replace(request, dims=dims, with_baselines=False)
-        travels = replace(query, constraints=replace(query.constraints, ep="dispatch"))
-        try:
-            candidate = _in_one_way(partial(search, asked), travels)
-        except AutoparError as why:
-            log.info("%s cannot be planned: %s", dims, why)
-            continue
-        if expert_way(candidate) == "dispatch":
-            found[f"{EXPERT_AXIS}={dims[EXPERT_AXIS]}"] = candidate
+        for way in TRAVELLING:
+            try:
+                candidate = _in_way(search, asked, query, way)
+            except AutoparError as why:
+                log.info("%s over %s cannot be planned: %s", way, dims, why)
+                continue
+            if expert_way(candidate) == way:
+                found[_axes(candidate)] = candidate
     if first is not None and not found:
         raise first
     best = min(found, key=lambda name: found[name].predicted.step_seconds)
@@ -116,24 +151,46 @@ def _expert_dims(query: Query) -> list[dict[str, int]]:
     return [{"dp_shard": devices // size, EXPERT_AXIS: size} for size in sorted(sizes)]
 
 
-def _in_all_ways(search: Callable[[Query], Plan], query: Query) -> Plan:
+def _axes(plan: Plan) -> str:
+    """ "ep=8"; "ep=2 x ep_inner=4"."""
+    sizes = zip(plan.layout_mesh.axis_names, plan.layout_mesh.shape, strict=True)
+    return " x ".join(f"{name}={size}" for name, size in sizes if name in EXPERT_AXES)
+
+
+def _in_all_ways(search: Callable[[Request, Query], Plan], request: Request, query: Query) -> Plan:
     """The plan of the way whose step is shortest."""
     found: dict[ExpertParallelism, Plan] = {}
     first: AutoparError | None = None
-    for way in LOSSLESS_WAYS:
+    for way in _ways_to_plan(request, query):
         if way in found or (found and not query.deadline.left() > 0):
+            continue
+        if way == TWO_LEVEL and "gather" in found:  # rows cannot travel
             continue
         log.info("products of experts over %s: planning %s", EXPERT_AXIS, way)
         try:
-            plan = _in_one_way(search, replace(query, constraints=replace(query.constraints, ep=way)))
+            plan = _in_way(search, request, query, way)
         except AutoparError as why:
             log.info("%s cannot be planned: %s", way, why)
             first = first or why
             continue
-        found.setdefault(expert_way(plan) or way, plan)  # where a way cannot run, another one does
+        runs_as = expert_way(plan) or way  # where a way cannot run, another one does
+        if way != TWO_LEVEL or runs_as == way:
+            found.setdefault(runs_as, plan)
     if first is not None and not found:
         raise first
     return _shortest(found)
+
+
+def _ways_to_plan(request: Request, query: Query) -> Iterator[ExpertParallelism]:
+    """The lossless ways that the axes of experts have: over two axes rows travel in two hops alone."""
+    dims = request.dims or {}
+    for way in LOSSLESS_WAYS:
+        if way == TWO_LEVEL:
+            with contextlib.suppress(ConfigurationError):
+                in_two_levels(dims, query.cluster)
+                yield way
+        elif way != "dispatch" or dims.get(INNER_EXPERT_AXIS, 1) == 1:
+            yield way
 
 
 def _in_one_way(search: Callable[[Query], Plan], query: Query) -> Plan:
@@ -141,7 +198,7 @@ def _in_one_way(search: Callable[[Query], Plan], query: Query) -> Plan:
     over numbers of replicated experts."""
     plan, number = search(query), 1
     uneven = {module: shares for module, shares in query.expert_load.items() if len({*shares}) > 1}
-    if not query.replicas_are_free or not uneven or expert_way(plan) != "dispatch":
+    if not query.replicas_are_free or not uneven or expert_way(plan) not in TRAVELLING:
         return plan
     found = {0: plan}
     while 2 * number <= max(map(len, uneven.values())) and query.deadline.left() > 0:

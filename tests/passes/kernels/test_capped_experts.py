@@ -22,6 +22,7 @@ from autopar.layouts.placement import Mesh
 from autopar.ops.capped_rows import counted_drops
 from autopar.passes.kernels import capped_layer, zero_rows
 from autopar.passes.kernels.compilable_pieces import cut_into_pieces
+from autopar.passes.kernels.travelling_layer import Rows
 from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.passes.lowering import chain as lowering
 from autopar.planner.planning import make_plan
@@ -288,7 +289,8 @@ def test_what_goes_wrong_is_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch)
         if wrong == "last rows":
             found[1] = turned(self, found[1])
         if wrong == "order behind":
-            self._ungrouped = self._regrouped
+            order = self._by_row.stations[-1].order
+            self._by_row.stations[-1] = Rows(order, order)
         if wrong == "places of a rank":
             found[1] = turned(self, found[1])
         return found

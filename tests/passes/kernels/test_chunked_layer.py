@@ -38,12 +38,15 @@ def products(program: Program, plan: Plan) -> int:
     return sum("sorted_expert" in str(node.target) for node in graph.nodes)
 
 
-@pytest.mark.parametrize(("kind", "ranks", "chunks"), [
-    ("one expert has all", 2, 4), ("a rank without tokens", 4, 2), ("some of no expert", 2, 2),
+@pytest.mark.parametrize(("kind", "dims", "chunks"), [
+    ("one expert has all", {"ep": 2}, 4),
+    ("a rank without tokens", {"ep": 4}, 2),
+    ("even", {"ep": 2, "ep_inner": 2}, 2),
+    ("some of no expert", {"ep": 2}, 2),
 ])  # fmt: skip
-def test_chunks_compute_what_one_rank_does(kind: str, ranks: int, chunks: int) -> None:
+def test_chunks_compute_what_one_rank_does(kind: str, dims: dict[str, int], chunks: int) -> None:
     program, tensors = captured(8, kind, with_bias=kind != "some of no expert")
-    found = run_plan(program, in_chunks(planned(program, ep=ranks), chunks), tensors, bucket_bytes={})
+    found = run_plan(program, in_chunks(planned(program, **dims), chunks), tensors, bucket_bytes={})
     assert worst(found, run_plan(program, planned(program, dp_shard=1), tensors)) < 1e-13
 
 

@@ -22,9 +22,11 @@ from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
 from autopar.ops import dispatch
 from autopar.ops.dispatch import counted_rows
-from autopar.passes.kernels import dispatched_layer
+from autopar.passes.kernels import travelling_layer
 from autopar.passes.kernels.compilable_pieces import cut_into_pieces
-from autopar.passes.kernels.dispatched_layer import DispatchedLayer, Pairs
+from autopar.passes.kernels.dispatched_layer import DispatchedLayer
+from autopar.passes.kernels.travelling_layer import Rows as RowStation
+from autopar.passes.kernels.travelling_layer import Tokens
 from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.passes.lowering import chain as lowering
 from autopar.planner.planning import make_plan
@@ -183,7 +185,7 @@ def test_more_rows_than_memory_is_planned_for_are_named_where_it_runs_out() -> N
 @pytest.fixture
 def rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No token travels in place of its rows."""
-    monkeypatch.setattr(dispatched_layer, "once_per_rank", lambda *routed: None)
+    monkeypatch.setattr(travelling_layer, "once_per_rank", lambda *routed: None)
 
 
 def test_a_token_travels_once_to_a_rank_and_comes_back_as_one_sum() -> None:
@@ -230,29 +232,36 @@ def test_rows_that_are_returned_come_back_beside_sums_of_tokens() -> None:
     assert worst(run_plan(program, plan, tensors), run_plan(program, planned(program, dp_shard=1), tensors)) < 1e-13
 
 
-@pytest.mark.parametrize("wrong", ["tokens of a pair", "token of a row", "sums there", "sums at home"])
-def test_wrong_tokens_are_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def spoil_tokens(wrong: str, station: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a station other tokens are sent, or those that come back are added to others."""
+    order, summed = DispatchedLayer._order, DispatchedLayer._summed
+
+    def turned(self: DispatchedLayer, tokens: Tokens) -> Tokens:
+        with self._graph.inserting_after(tokens.token):
+            flipped = self._graph.call_function(torch.ops.aten.flip.default, (tokens.token, [0]))
+        flipped.meta = dict(tokens.token.meta)
+        return tokens._replace(token=flipped)
+
+    def other_order(self: DispatchedLayer, first: fx.Node) -> list[fx.Node]:
+        found, stations = order(self, first), self._by_token.stations
+        stations[station] = turned(self, stations[station])
+        return found
+
+    def other_sums(self: DispatchedLayer, rows: fx.Node, by: Tokens, *more: Any) -> fx.Node:
+        return summed(self, rows, turned(self, by) if by is self._by_token.stations[station] else by, *more)
+
+    if wrong == "sent":
+        monkeypatch.setattr(DispatchedLayer, "_order", other_order)
+    else:
+        monkeypatch.setattr(DispatchedLayer, "_summed", other_sums)
+
+
+@pytest.mark.parametrize("wrong", ["sent", "summed"])
+@pytest.mark.parametrize("station", [0, -1])
+def test_wrong_tokens_are_noticed(wrong: str, station: int, monkeypatch: pytest.MonkeyPatch) -> None:
     program, tensors = captured(8, "even")
     wanted = run_plan(program, planned(program, dp_shard=1), tensors)
-    right = DispatchedLayer._received_pairs
-
-    def spoiled(self: DispatchedLayer, *args: Any) -> Pairs:
-        found = right(self, *args)
-
-        def turned(node: fx.Node) -> fx.Node:
-            with self._graph.inserting_after(node):
-                flipped = self._graph.call_function(torch.ops.aten.flip.default, (node, [0]))
-            flipped.meta = dict(node.meta)
-            return flipped
-
-        return {
-            "tokens of a pair": lambda: replace(found, tokens=turned(found.tokens)),
-            "token of a row": lambda: replace(found, index=turned(found.index)),
-            "sums there": lambda: replace(found, there=(turned(found.there[0]), *found.there[1:])),
-            "sums at home": lambda: replace(found, home=(turned(found.home[0]), *found.home[1:])),
-        }[wrong]()
-
-    monkeypatch.setattr(DispatchedLayer, "_received_pairs", spoiled)
+    spoil_tokens(wrong, station, monkeypatch)
     assert worst(run_plan(program, planned(program, ep=2), tensors), wanted) > 1e-3
 
 
@@ -296,7 +305,8 @@ def test_what_goes_wrong_is_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch,
     def order(self: DispatchedLayer, first: fx.Node) -> list[fx.Node]:
         found = right(self, first)
         if wrong == "order behind the exchange":
-            self._ungrouped = self._regrouped
+            order = self._by_row.stations[-1].order
+            self._by_row.stations[-1] = RowStation(order, order)
         if wrong == "weights of another expert":
             with self._graph.inserting_after(found[2]):
                 turned = self._graph.call_function(torch.ops.aten.flip.default, (found[2], [0]))

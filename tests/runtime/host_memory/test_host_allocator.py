@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from autopar.runtime.host_allocator import keep_freed_memory
+from autopar.runtime.host_memory.host_allocator import keep_freed_memory
 
 FAULTS = """
 import resource, torch
-from autopar.runtime.host_allocator import keep_freed_memory
+from autopar.runtime.host_memory.host_allocator import keep_freed_memory
 torch.set_num_threads(1)
 if {keep}:
     keep_freed_memory()
