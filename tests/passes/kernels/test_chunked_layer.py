@@ -16,6 +16,7 @@ from autopar.program import Program
 from tests.passes.hand_plans import Results, run_plan, worst
 from tests.passes.kernels import test_capped_experts as capped
 from tests.passes.kernels.test_dispatched_rows import captured, exchanges, planned, rows_alone
+from tests.passes.kernels.test_travelling_layer import planned as two_hops
 
 __all__ = ["rows_alone"]
 
@@ -41,13 +42,19 @@ def products(program: Program, plan: Plan) -> int:
 @pytest.mark.parametrize(("kind", "dims", "chunks"), [
     ("one expert has all", {"ep": 2}, 4),
     ("a rank without tokens", {"ep": 4}, 2),
-    ("even", {"ep": 2, "ep_inner": 2}, 2),
     ("some of no expert", {"ep": 2}, 2),
 ])  # fmt: skip
 def test_chunks_compute_what_one_rank_does(kind: str, dims: dict[str, int], chunks: int) -> None:
     program, tensors = captured(8, kind, with_bias=kind != "some of no expert")
     found = run_plan(program, in_chunks(planned(program, **dims), chunks), tensors, bucket_bytes={})
     assert worst(found, run_plan(program, planned(program, dp_shard=1), tensors)) < 1e-13
+
+
+def test_chunks_travel_in_two_hops_as_well() -> None:
+    program, tensors, _, alone = even()
+    plan = two_hops(program, "2x2")
+    assert len(exchanges(program, in_chunks(plan, 2))) == 2 * len(exchanges(program, plan))
+    assert worst(run_plan(program, in_chunks(plan, 2), tensors, bucket_bytes={}), alone) < 1e-13
 
 
 def test_the_same_rows_travel_and_two_runs_have_equal_bits() -> None:

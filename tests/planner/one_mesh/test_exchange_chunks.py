@@ -6,14 +6,13 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor, nn
 
 from autopar.capture import capture
 from autopar.hardware.cluster import Cluster
 from autopar.passes.lowering.chain import add_up_parts, lowered_step
-from autopar.planner.one_mesh.bucket_sizes import issues
+from autopar.planner.one_mesh.bucket_sizes import LEAST_GAIN, issues
 from autopar.planner.one_mesh.exchange_chunks import Played, in_chunks, in_exchange_chunks
 from autopar.planner.planning import make_plan
 from autopar.plans.parallel_plan import Plan
@@ -22,7 +21,7 @@ from autopar.plans.plan_value import Prediction
 from autopar.program import Program
 from autopar.request import Request
 
-ROOM = 10.0
+ROOM, GPUS = 10.0, "4x1 H100-SXM"
 
 
 def chosen(*seconds: float, exposed: float = 0.5, peaks: tuple[float, ...] = (1.0,) * 4) -> Plan:
@@ -83,27 +82,29 @@ class Wide(nn.Module):
         return (x + rows.view(*x.shape[:2], 2, -1).sum(2)).square().mean(dim=(1, 2)).sum()
 
 
-@pytest.mark.parametrize(("cluster", "counts"), [("4x1 H100-SXM", {2, 4}), ("4x1 cpu", {0})])
-def test_chunks_are_chosen_between_nodes_of_gpus_and_the_program_that_runs_is_as_fast(
-    cluster: str, counts: set[int]
-) -> None:
+@cache
+def wide() -> Program:
+    """Experts and tokens without values, in bf16."""
     with torch.device("meta"):
-        module = Wide().bfloat16()
-        inputs = {"x": torch.empty(8, 4096, 2048, dtype=torch.bfloat16, requires_grad=True),
-                  "chosen": torch.empty(8, 4096, 2, dtype=torch.int64)}  # fmt: skip
-    program = capture(module, (), inputs)
-    plan = planned(program, cluster, ep=4)
-    assert plan.product_chunks.get(EXCHANGES, 0) in counts
-    if 0 in counts:
-        return
-    seconds = {count: played(program, in_chunks(plan, count), cluster) for count in (0, 2, 4)}
+        x = torch.empty(8, 4096, 2048, dtype=torch.bfloat16, requires_grad=True)
+        return capture(Wide().bfloat16(), (), {"x": x, "chosen": torch.empty(8, 4096, 2, dtype=torch.int64)})
+
+
+def test_between_nodes_of_gpus_the_chunks_are_those_of_the_shortest_step() -> None:
+    plan = planned(wide(), GPUS, ep=4)
+    seconds = {count: played(in_chunks(plan, count)) for count in (1, 2, 4)}
+    seconds[0] = played(plan.with_(product_chunks={}))
     best = min(seconds, key=seconds.__getitem__)
-    assert seconds[plan.product_chunks[EXCHANGES]] <= 1.01 * seconds[best]
+    assert seconds[plan.product_chunks[EXCHANGES]] <= (1.0 + LEAST_GAIN) * seconds[best]
+    assert best > 1, seconds
     assert seconds[best] < 0.95 * seconds[0], seconds
 
 
-def played(program: Program, plan: Plan, cluster: str) -> float:
+def test_on_cpus_nothing_is_cut() -> None:
+    assert planned(wide(), "4x1 cpu", ep=4).product_chunks == {}
+
+
+def played(plan: Plan) -> float:
     """Seconds of forward and backward, with the fastest buckets."""
-    plan = plan if plan.product_chunks[EXCHANGES] else plan.with_(product_chunks={})
-    partition = lowered_step(program, plan, 0, until=add_up_parts).only.partition
-    return issues(partition, cluster=Cluster.parse(cluster), mesh=plan.mesh, backend=plan.kernel_backend)[0].seconds
+    cluster, partition = Cluster.parse(GPUS), lowered_step(wide(), plan, 0, until=add_up_parts).only.partition
+    return issues(partition, cluster=cluster, mesh=plan.mesh, backend=plan.kernel_backend)[0].seconds
