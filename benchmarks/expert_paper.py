@@ -32,7 +32,7 @@ from torch import nn
 import autopar
 from autopar.errors import AutoparError
 from autopar.plans.parallelism import expert_way
-from autopar.request.axis_ways import EXPERT_WAYS as WAYS
+from autopar.request.axis_ways import LOSSLESS_WAYS as WAYS
 from autopar.request.axis_ways import ExpertParallelism
 from benchmarks.faults.__main__ import commit
 from benchmarks.models import LossOnly, token_inputs
@@ -101,7 +101,8 @@ MIXTURES: Mapping[str, Mixture] = {
 def closed_form(mixture: Mixture, ep: int, tokens: int) -> dict[str, int]:
     """Bytes that a device sends or gets in forward of one layer, by way; tokens: of a device.
 
-    dispatch   k T D 2 there and as much back, of which (ep - 1) / ep leave
+    dispatch   k T D 2 there and as much back, of which (ep - 1) / ep leave; less where tokens travel once, to ranks
+               or to nodes (two_level)
     gather     3 E D H 2 of weights, of which (ep - 1) / ep come
     masked     k T D 2 of each of the ep - 1 others come, and as much goes back
     """
@@ -109,6 +110,7 @@ def closed_form(mixture: Mixture, ep: int, tokens: int) -> dict[str, int]:
     weights = 3 * mixture.experts * mixture.width * mixture.hidden * ELEMENT_BYTES
     return {
         "dispatch": 2 * rows * (ep - 1) // ep,
+        "two_level": 2 * rows * (ep - 1) // ep,
         "gather": weights * (ep - 1) // ep,
         "masked": 2 * rows * (ep - 1),
     }

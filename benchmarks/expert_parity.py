@@ -33,12 +33,16 @@ TOLERANCE = 1e-6
 TOLERANCE_IN_FP32 = 2e-4
 IN_FP32 = frozenset({"switch_transformers", "nllb_moe"})
 """Their routers compute in fp32 whatever the model is in, and refuse fp64 inputs."""
-DISPATCH = {"ep": "dispatch"}
+DISPATCH, TWO_LEVEL = {"ep": "dispatch"}, {"ep": "two_level"}
 SETTINGS = (
     *(Settings(dims={"ep": n}, words=DISPATCH) for n in (2, 4, 8)),
     Settings(dims={"dp_shard": 2, "ep": 2}, words=DISPATCH),
     Settings(dims={"ep": 2, "tp": 2}, words=DISPATCH),
     Settings(dims={"dp_shard": 2, "ep": 2, "tp": 2}, words=DISPATCH),
+    Settings(dims={"ep": 2, "ep_inner": 2}, words=TWO_LEVEL),
+    Settings(dims={"ep": 2, "ep_inner": 4}, words=TWO_LEVEL),
+    Settings(dims={"ep": 2, "ep_inner": 2, "tp": 2}, words=TWO_LEVEL),
+    Settings(dims={"ep": 2, "ep_inner": 2}, words={**TWO_LEVEL, "replicated_experts": {"*": [1]}}),
     Settings(dims={"ep": 4}, words={**DISPATCH, "recompute": "full"}),
     Settings(dims={"ep": 2}, words={**DISPATCH, "replicated_experts": {"*": [1]}}),
     Settings(dims={"dp_shard": 2, "ep": 2}, words={**DISPATCH, "replicated_experts": {"*": [0]}}),

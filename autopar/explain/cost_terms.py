@@ -74,7 +74,7 @@ class _Counter:
     def _operator(self, index: int, variable: Variable) -> Iterator[Term]:
         label, node = self.labels[index], variable.node
         assert variable.strategies is not None
-        times = self.count * (2 if state_of(variable, label) == RECOMPUTED else 1)
+        times = self.count * (2 + len(variable.anew) if state_of(variable, label) == RECOMPUTED else 1)
         axes = variable.strategies.axes[label]
         own = [*self._synchronised(node, axes), *self._exchanged(node, variable, label)]
         own += self._dispatched(index, variable, label)

@@ -24,6 +24,7 @@ from autopar.plans.parallelism import (
     attention_ways,
     axis_roles,
     axis_vote,
+    expert_way,
     expert_ways,
     forward_products,
     kind_of,
@@ -173,6 +174,8 @@ def _stored_split_over_ep(plan: Plan, roles: tuple[Role, ...]) -> list[Parameter
 
 def _lost_expert_ways(plan: Plan, roles: tuple[Role, ...]) -> Iterator[str]:
     """Products of experts whose rows do not travel over expert parallelism, as they do in all tools."""
+    if expert_way(plan) == "two_level":
+        yield "rows of experts travel once to every node and on inside of it; of that the configuration has no word"
     for axis, role in enumerate(roles):
         ways = expert_ways(plan, axis)
         others = ways.total() - ways["dispatch"] - ways[CAPPED]

@@ -139,9 +139,21 @@ def _all_problems(plan: PlanValue) -> Iterator[str]:
     yield from _collective_problems(plan)
     yield from _symmetric_problems(plan)
     yield from _kernel_problems(plan)
+    yield from _repeated_problems(plan)
     for index, group in enumerate(plan.staged.groups):
         mesh = Mesh(plan.layout_mesh.axis_names, group.shape)
         yield from _problems(group, mesh, f"pipeline.groups[{index}].")
+
+
+def _repeated_problems(plan: PlanValue) -> Iterator[str]:
+    """What is computed again several times that is saved, or before operators that backward does not have."""
+    for name, moments in plan.recomputed_at.items():
+        if not plan.operators[name].recompute:
+            yield f"operators.{name}.recompute_at names operators, but recompute is false: what is saved stays"
+        for moment in moments:
+            if moment not in plan.operators or not moment.endswith("/bwd"):
+                near = did_you_mean(moment, [other for other in plan.operators if other.endswith("/bwd")])
+                yield f"operators.{name}.recompute_at: {moment!r} is no operator of backward of the plan{near}"
 
 
 def _replicas_of_capped(plan: PlanValue) -> Iterator[str]:

@@ -50,9 +50,11 @@ class OperatorPlan:
     """One operator: the name that each mesh axis splits (None: replicated, "partial": operands pass as Partial), the
     layouts of its tensor operands and outputs. `shared_forward` and `shared_backward` (one entry per output, None: no
     shared copy) are the layouts to which an output is redistributed once, for all its consumers of that phase.
-    `recompute`: its outputs are computed again in backward instead of being saved; `saved_on`: which memory they wait
-    in for backward, where they are saved ("device", "host"). `implementation`: the operator alternative by which it
-    runs (`rules/alternatives.py`), "default" as it was captured."""
+    `recompute`: its outputs are computed again in backward instead of being saved, where backward first wants them, and
+    held up to its last reader; `recompute_at`: operators of backward in front of which they are given up, to be
+    computed once more. `saved_on`: which memory they wait in for backward, where they are saved ("device", "host").
+    `implementation`: the operator alternative by which it runs (`rules/alternatives.py`), "default" as it was captured.
+    """
 
     axes: tuple[str | None, ...]
     inputs: tuple[Layout, ...]
@@ -60,6 +62,7 @@ class OperatorPlan:
     shared_forward: tuple[Layout | None, ...] = ()
     shared_backward: tuple[Layout | None, ...] = ()
     recompute: bool = False
+    recompute_at: tuple[str, ...] = ()
     saved_on: str = DEVICE
     implementation: str = DEFAULT_IMPLEMENTATION
 
@@ -286,6 +289,11 @@ class PlanValue:
     def recomputed(self) -> frozenset[str]:
         """Names of the operators whose outputs backward computes again."""
         return frozenset(name for name, operator in self.operators.items() if operator.recompute)
+
+    @property
+    def recomputed_at(self) -> Mapping[str, tuple[str, ...]]:
+        """Operator that backward computes again more than once -> the operators of backward before which it does."""
+        return {name: operator.recompute_at for name, operator in self.operators.items() if operator.recompute_at}
 
     @property
     def saved_on_host(self) -> frozenset[str]:

@@ -42,6 +42,7 @@ def wishes(cluster: Cluster, loads: Sequence[Sequence[float]] = ()) -> dict[str,
     }
     if 1 < inner < ranks:
         ways["dispatch in nodes"] = {**on_all, "dims": {"dp_replicate": ranks // inner, "ep": inner}, "ep": "dispatch"}
+        ways["dispatch in two hops"] = {**on_all, "ep": "two_level"}
     if loads:
         ways["dispatch without copies"] = {**ways["dispatch"], "replicated_experts": 0}
     found = {CHOSEN: {"with_baselines": True}, **{f"{FORCED}{name}": asked for name, asked in ways.items()}}

@@ -77,7 +77,7 @@ def join_kernels(stage: LoweredStage, context: StageContext) -> LoweredStage:
 def split(stage: LoweredStage, context: StageContext) -> LoweredStage:
     """One graph -> a forward and a backward graph, with what is saved between them as the plan says."""
     plan, program = context.plan, stage.program
-    parts = split_forward_backward(program, plan.recomputed)
+    parts = split_forward_backward(program, plan.recomputed, plan.recomputed_at)
     inputs = zip(program.placeholders, program.inputs, strict=True)
     on_host = {node.name for node, meaning in inputs if meaning.on_host}
     parts = with_host_copies(parts, on_host, plan.saved_on_host)

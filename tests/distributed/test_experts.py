@@ -35,11 +35,12 @@ def test_experts_are_split_and_compute_the_same(pool: Pool, name: str, mesh: tup
         assert any(placement.startswith("S") for layout in found.splits.values() for placement in layout)
 
 
-@pytest.mark.exhaustive(sample="hits-dims0")
+@pytest.mark.exhaustive(sample=["hits-dims0", "hits-dims1"])
 @pytest.mark.parametrize(
     ("name", "dims"),
     [
         ("hits", {"ep": 4}),
+        ("hits", {"ep": 2, "ep_inner": 2}),
         pytest.param("mixtral", {"dp_shard": 2, "ep": 2}, marks=pytest.mark.slow),
         pytest.param("gpt_oss", {"ep": 2, "tp": 2}, marks=pytest.mark.slow),
     ],

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from autopar.graphs.rows_per_rank import EXCEEDED, busiest_part, fullest_part, once_per_rank, sent_parts
+from autopar.graphs.rows_per_rank import EXCEEDED, busiest_part, fullest_part, hop_parts, once_per_rank, sent_parts
 
 
 def drawn(shares: tuple[float, ...], ranks: int, rows: int, draws: int = 400) -> Tensor:
@@ -52,6 +52,10 @@ def test_tokens_that_travel_once_are_those_of_draws(shares: tuple[float, ...], c
     assert sent_parts(found, (), 4) == pytest.approx([sum(found[i : i + 4]) for i in range(0, 16, 4)])
     if chosen == 4:
         assert once_per_rank(found, (), 4, chosen) == pytest.approx(float(hit.sum()), rel=0.01)
+    nodes = torch.stack([(picked // 8 == node).any(1) for node in range(2)]).double().mean(1) / chosen
+    assert hop_parts(found, (), (2,), 0, chosen) == pytest.approx(nodes.tolist(), rel=0.01)
+    for node in range(2):  # two ranks have sent what goes on inside of a node
+        assert hop_parts(found, (), (2, 2), node, chosen) == pytest.approx((2 * hit)[2 * node :][:2].tolist(), rel=0.01)
     assert once_per_rank(found, (), 4, 1) is None
 
 

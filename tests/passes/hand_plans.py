@@ -137,7 +137,7 @@ def run_plan(
     of such groups in symmetric memory."""
     mesh = plan.mesh
     lowered = [lower(program, plan, rank) for rank in range(mesh.size)]
-    partitions = [split_forward_backward(each, recompute) for each in lowered]
+    partitions = [split_forward_backward(each, recompute, plan.recomputed_at) for each in lowered]
     if symmetric:
         partitions = [both_in_symmetric_memory(partition, symmetric) for partition in partitions]
     if bucket_bytes is not None:

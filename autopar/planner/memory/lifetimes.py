@@ -7,7 +7,8 @@ Time is counted in positions: the operators of forward in program order, then th
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence, Set
 from copy import copy
 from functools import cached_property
 from itertools import pairwise
@@ -28,12 +29,14 @@ class Lifetimes:
     segment, position: operator -> where it stands. forward_readers, backward_readers: value -> operators of a phase, in
     program order. gradient_position: placeholder of a parameter -> the operator that finishes its gradient. results:
     number of an output of the model -> what is returned, a view maybe. end: the position of the optimizer. starts: the
-    first segment of every span that was joined, of the segments of `alone`.
+    first segment of every span that was joined, of the segments of `alone`. given_up: operator -> the positions of
+    backward, ascending, before which what was made again of it is given up.
     """
 
     def __init__(self, program: Program) -> None:
         self._program = program
         self.starts: Sequence[int] = ()
+        self.given_up: Mapping[fx.Node, Sequence[int]] = {}
         self.alone = self
         self.segments: Segments = find_segments(program)
         nodes = operators(program)
@@ -81,10 +84,10 @@ class Lifetimes:
                 if output.name in self._parameters:
                     self.gradient_position[self._parameters[output.name]] = self.position.get(value[0], 0)
 
-    def joined(self, starts: Sequence[int]) -> Lifetimes:
+    def joined(self, starts: Sequence[int], given_up: Mapping[fx.Node, Sequence[int]] | None = None) -> Lifetimes:
         """The same with spans of segments as one each; starts: the first of every span (`spans.py`)."""
         found = copy(self)
-        found.starts = starts
+        found.starts, found.given_up = starts, given_up or {}
         found.segments = self.segments.joined(starts)
         found.segment = {node: span_of(starts, segment) for node, segment in self.segment.items()}
         found._backward = {value: {span_of(starts, one) for one in read} for value, read in self._backward.items()}
@@ -99,6 +102,14 @@ class Lifetimes:
     def is_span(self, segment: int) -> bool:
         """Whether a segment is several that were joined."""
         return self.lengths[segment] > 1
+
+    def first_wants(self, node: fx.Node, wants: Iterable[int]) -> tuple[int, ...]:
+        """Where backward first wants every copy that it makes of an operator; wants: all positions at which it does."""
+        found: dict[int, int] = {}
+        given_up = self.given_up.get(node, ())
+        for position in sorted(wants):
+            found.setdefault(bisect_right(given_up, position), position)
+        return tuple(found.values())
 
     def backward_of(self, value: Value) -> Set[int]:
         """Segments whose backward reads a value."""

@@ -25,7 +25,7 @@ from torch import fx
 
 from autopar.layouts.placement import Layout, Mesh
 from autopar.planner.memory.lifetimes import Lifetimes
-from autopar.planner.memory.recomputation import RECOMPUTED, SAVED, is_made_anywhere
+from autopar.planner.memory.recomputation import RECOMPUTED, SAVED, is_made_anywhere, made_again
 from autopar.planner.problem.build import Built, Variable
 from autopar.planner.problem.factorisation import Value, shape_of, value_of
 from autopar.planner.problem.graph_operators import base_of
@@ -52,34 +52,13 @@ def find_live_bytes(
     return list(_Reader(built, mesh, state_bytes, lifetimes).read())
 
 
-def first_wanted_again(built: Built, lifetimes: Lifetimes) -> dict[fx.Node, int]:
-    """Operator that may be recomputed -> where backward first wants it, if what reads it is recomputed as well."""
-    found: dict[fx.Node, int] = {}
-    for node in reversed(lifetimes.in_order):
-        variable = built.variables[built.operators[node]]
-        states = variable.availability
-        if node.meta["phase"] == "backward" or states is None or not (states == RECOMPUTED).any():
-            continue
-        values = [(node, output) for output in range(len(variable.layouts))]
-        wants = [lifetimes.position[reader] for v in values for reader in lifetimes.backward_readers.get(v, ())]
-        wants += [
-            found[reader]
-            for value in values
-            for reader in lifetimes.forward_readers.get(value, ())
-            if reader in found and lifetimes.segment[reader] == lifetimes.segment[node]
-        ]
-        if wants:
-            found[node] = min(wants)
-    return found
-
-
 class _Reader:
     """Reads the live bytes off one problem."""
 
     def __init__(self, built: Built, mesh: Mesh, state_bytes: Mapping[str, StateBytes], lifetimes: Lifetimes) -> None:
         self.built, self.mesh, self.state_bytes, self.lifetimes = built, mesh, state_bytes, lifetimes
         self._known: dict[Hashable, Floats] = {}
-        self._again = first_wanted_again(built, lifetimes)
+        self._again = made_again(lifetimes, lambda node: _may_be_recomputed(built.variables[built.operators[node]]))
         self._returned = {
             base_of(lifetimes.results[number])[0]: (index, shape_of(*value_of(lifetimes.results[number])))
             for number, index in built.outputs.items()
@@ -148,25 +127,34 @@ class _Reader:
             elif saved is not bytes_:
                 yield LiveBytes(index, self._without(bytes_, saved), passing.first, passing.last)
             again = None if variable.availability is None else self._in_state(variable, bytes_, RECOMPUTED)
-            begin = self._again.get(node)
-            if begin is not None and again is not None and not self._is_passed_on(node, output):
-                yield LiveBytes(index, again, begin, max(begin, last))
+            if again is not None:
+                yield from self._made_again((node, output), index, again, last)
 
-    def _is_passed_on(self, node: fx.Node, output: int) -> bool:
-        """Whether a value is made again on the way through a span of segments, and gone before the next one is made:
-        together they hold no more than one of them, which the lowered program shows."""
-        lifetimes = self.lifetimes
-        return lifetimes.is_span(lifetimes.segment[node]) and output not in lifetimes.kept_outputs(node)
+    def _made_again(self, value: Value, index: int, bytes_: Floats, end: int) -> Iterator[LiveBytes]:
+        """From where backward first wants every copy to where it last does. What is made on the way through a span of
+        segments is gone before the next one is made: together such values hold no more than one of them, which the
+        lowered program shows."""
+        node, lifetimes = value[0], self.lifetimes
+        firsts, in_span = self._again.get(node, ()), lifetimes.is_span(lifetimes.segment[node])
+        read = {lifetimes.position[reader] for reader in lifetimes.backward_readers.get(value, ())}
+        for first, following in itertools.pairwise((*firsts, lifetimes.end + 1)):
+            uses = [position for position in self._uses(value) if first <= position < following]
+            last = end if following > lifetimes.end else max(uses, default=first)
+            if last > first or first in read or not in_span:
+                yield LiveBytes(index, bytes_, first, max(first, last))
 
     def _last_use(self, value: Value) -> int | None:
         """Where backward last wants a value of forward: to read it, or to compute from it again."""
         node, output = value
-        found = [self.lifetimes.position[reader] for reader in self.lifetimes.backward_readers.get(value, ())]
-        readers = self.lifetimes.forward_readers.get(value, ())
-        found += [self._again[reader] for reader in readers if reader in self._again]
+        found = self._uses(value)
         if not found and output in self.lifetimes.kept_outputs(node):
             return self.lifetimes.end  # a value of forward that is returned as a gradient
         return max(found, default=None)
+
+    def _uses(self, value: Value) -> list[int]:
+        found = [self.lifetimes.position[reader] for reader in self.lifetimes.backward_readers.get(value, ())]
+        readers = self.lifetimes.forward_readers.get(value, ())
+        return found + [position for reader in readers for position in self._again.get(reader, ())]
 
     def _until_read(self, value: Value, phase: str, index: int, bytes_: Floats) -> LiveBytes:
         """A value in its producer's layout: up to the reader that finds it in its own, or in a shared copy's."""
@@ -270,6 +258,10 @@ class _Reader:
         if key not in self._known:
             self._known[key] = make()
         return self._known[key]
+
+
+def _may_be_recomputed(variable: Variable) -> bool:
+    return variable.availability is not None and bool((variable.availability == RECOMPUTED).any())
 
 
 def _between(index: int, bytes_: Floats, readers: Sequence[int]) -> Iterator[LiveBytes]:

@@ -2,7 +2,8 @@
 
     dropped      backward cannot see it
     saved        kept from forward on; costs bytes until its last reader
-    recomputed   computed again in backward of its own segment; costs its seconds and those of its edges twice
+    recomputed   computed again in backward of its own segment; costs its seconds and those of its edges twice, and once
+                 more for every time that it is given up and made anew (`nested_spans.py`)
 
     x (saved) -> silu (recomputed) -> mul (dropped) -> mm        backward of mm reads mul: forbidden, it is dropped
     x (saved) -> silu (recomputed) -> mul (recomputed) -> mm     silu and mul are computed twice, two tensors less live
@@ -22,6 +23,7 @@ that write, and values that another segment reads in backward.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -58,18 +60,53 @@ def expand(
     for single operators.
     """
     open_states = _OpenStates(built, lifetimes, recompute, by_operator or {}).open_states
+    again = made_again(lifetimes, lambda node: RECOMPUTED in open_states[built.operators[node]])
+    anew = {built.operators[node]: _anew(lifetimes, node, firsts) for node, firsts in again.items()}
+    for (value, phase), index in built.copies.items():
+        if phase == "forward":
+            readers = (anew.get(built.operators[each], ()) for each in lifetimes.forward_readers.get(value, ()))
+            anew[index] = max(readers, key=len, default=())
     labels = _Labels()
     variables = [
-        labels.variable(variable, states) if states else variable
-        for variable, states in zip(built.variables, open_states, strict=True)
+        labels.variable(variable, states, anew.get(index, ())) if states else variable
+        for index, (variable, states) in enumerate(zip(built.variables, open_states, strict=True))
     ]
-    edges = _Edges(built, lifetimes, open_states)
+    edges = _Edges(built, lifetimes, open_states, anew)
     problem = replace(
         built.problem,
         node_costs=tuple(variable.costs for variable in variables),
         edges=tuple(map(edges.expanded, built.problem.edges)),
     )
     return replace(built, problem=problem, variables=variables)
+
+
+def made_again(lifetimes: Lifetimes, may_be_recomputed: Callable[[fx.Node], bool]) -> dict[fx.Node, tuple[int, ...]]:
+    """Operator that may be recomputed -> the positions at which backward makes a copy, if what reads it is recomputed
+    as well: where it first wants one, and where it does so once more behind each at which that was given up."""
+    found: dict[fx.Node, tuple[int, ...]] = {}
+    for node in reversed(lifetimes.in_order):
+        if node.meta["phase"] == "backward" or not may_be_recomputed(node):
+            continue
+        value = node.meta["val"]
+        values = [(node, output) for output in range(len(value) if isinstance(value, tuple | list) else 1)]
+        wants = [lifetimes.position[reader] for v in values for reader in lifetimes.backward_readers.get(v, ())]
+        wants += [
+            position
+            for v in values
+            for reader in lifetimes.forward_readers.get(v, ())
+            if lifetimes.segment[reader] == lifetimes.segment[node]
+            for position in found.get(reader, ())
+        ]
+        if wants:
+            found[node] = lifetimes.first_wants(node, wants)
+    return found
+
+
+def _anew(lifetimes: Lifetimes, node: fx.Node, firsts: Sequence[int]) -> tuple[str, ...]:
+    """The operators of backward before which the second and every further copy of an operator is made."""
+    given_up = lifetimes.given_up.get(node, ())
+    moments = [given_up[bisect_right(given_up, first) - 1] for first in firsts[1:]]
+    return tuple(str(lifetimes.in_order[position].meta["operator"]) for position in moments)
 
 
 def with_states(built: Built, expanded: Built, assignment: NDArray[np.int64], preferred: States) -> NDArray[np.int64]:
@@ -175,20 +212,22 @@ class _Labels:
         self._known: dict[Hashable, object] = {}
         self._alive: list[object] = []
 
-    def variable(self, variable: Variable, states: States) -> Variable:
+    def variable(self, variable: Variable, states: States, anew: tuple[str, ...]) -> Variable:
         times = len(states)
         return replace(
             variable,
-            costs=self._costs(variable.costs, states),
+            anew=anew,
+            costs=self._costs(variable.costs, states, 2.0 + len(anew)),
             layouts=tuple(None if layouts is None else self._layouts(layouts, times) for layouts in variable.layouts),
             strategies=None if variable.strategies is None else self._strategies(variable.strategies, times),
             availability=np.repeat(np.array(states), len(variable.costs)),
         )
 
-    def _costs(self, costs: Floats, states: States) -> Floats:
-        key = (id(costs), states)
+    def _costs(self, costs: Floats, states: States, times: float) -> Floats:
+        key = (id(costs), states, times)
         if key not in self._known:
-            self._keep(key, costs, np.concatenate([costs * (2.0 if state == RECOMPUTED else 1.0) for state in states]))
+            parts = [costs * (times if state == RECOMPUTED else 1.0) for state in states]
+            self._keep(key, costs, np.concatenate(parts))
         found = self._known[key]
         assert isinstance(found, np.ndarray)
         return found
@@ -224,11 +263,11 @@ class _Labels:
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """What decides the cost of an edge per pair of states. reads: "forward" for an operator or copy of forward,
-    "backward" for a reader that must find the value, "result" for what is returned. repeated: a recomputed reader
-    pays the edge again. saved_counts, same_segment: a saved, a recomputed source serves it."""
+    "backward" for a reader that must find the value, "result" for what is returned. times: how often a recomputed
+    reader pays the edge. saved_counts, same_segment: a saved, a recomputed source serves it."""
 
     reads: Literal["forward", "backward", "result"]
-    repeated: bool = True
+    times: float = 2.0
     saved_counts: bool = True
     same_segment: bool = True
 
@@ -241,14 +280,20 @@ class _Kind:
         served = (
             source is None or (source == SAVED and self.saved_counts) or (source == RECOMPUTED and self.same_segment)
         )
-        return (2.0 if self.repeated else 1.0) if served else np.inf
+        return self.times if served else np.inf
 
 
 class _Edges:
     """Edge tables with one block per pair of states."""
 
-    def __init__(self, built: Built, lifetimes: Lifetimes, open_states: Sequence[States]) -> None:
-        self.built, self.lifetimes, self.open_states = built, lifetimes, open_states
+    def __init__(
+        self,
+        built: Built,
+        lifetimes: Lifetimes,
+        open_states: Sequence[States],
+        anew: Mapping[int, tuple[str, ...]],
+    ) -> None:
+        self.built, self.lifetimes, self.open_states, self.anew = built, lifetimes, open_states, anew
         self._value_of_copy = {index: value for (value, _), index in built.copies.items()}
         self._known: dict[Hashable, Floats] = {}
 
@@ -273,7 +318,7 @@ class _Edges:
         from_copy = self.built.variables[edge.source].kind == "copy"
         return _Kind(
             "forward",
-            repeated=not self.lifetimes.is_weight_of_backward(value),
+            times=1.0 if self.lifetimes.is_weight_of_backward(value) else 2.0 + len(self.anew.get(edge.target, ())),
             saved_counts=self.lifetimes.is_kept(value),
             same_segment=from_copy or all(home == segment for segment in self._segments(edge, value)),
         )

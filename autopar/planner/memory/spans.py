@@ -54,7 +54,7 @@ class SpanBytes:
                 continue
             repeats = may_repeat(node)
             for output in lifetimes.saved_outputs(node):
-                low, high = _extent(lifetimes, (node, output), home)
+                low, high = extent(lifetimes, (node, output), home)
                 is_kept = output in lifetimes.kept_outputs(node)
                 held = value_bytes((node, output)) if repeats or is_kept else 0.0
                 passed[home] += held
@@ -120,7 +120,7 @@ def spans_in(lifetimes: Lifetimes, recomputed: Collection[str]) -> Starts:
     return tuple(np.flatnonzero(~is_inside[:-1]).tolist())
 
 
-def _extent(lifetimes: Lifetimes, value: Value, home: int) -> tuple[int, int]:
+def extent(lifetimes: Lifetimes, value: Value, home: int) -> tuple[int, int]:
     """(the first segment, the last one) of what makes and reads a value."""
     readers = [lifetimes.segment[reader] for reader in lifetimes.forward_readers.get(value, ())]
     found = {home, *readers, *lifetimes.backward_of(value)}

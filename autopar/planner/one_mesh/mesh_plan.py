@@ -173,11 +173,10 @@ def fit(
     return attempt.candidate
 
 
-def _recomputed(
-    query: Query, attempt: Attempt, searches: Iterable[tuple[WithinMemory, float]], most_labels: float
-) -> Attempt:
-    """What fits of the first search that finds something; the next one where it may need that much less."""
-    for search, gain in searches:
+def _recomputed(query: Query, attempt: Attempt, searches: Iterable[WithinMemory], most_labels: float) -> Attempt:
+    """What fits of the first search that finds something."""
+    failure: DoesNotFit | None = None
+    for search in searches:
         labels = sum(costs.size for costs in search.built.problem.node_costs)
         if labels > most_labels:
             raise InfeasibleError(
@@ -186,10 +185,10 @@ def _recomputed(
             )
         try:
             return _within_memory(query, attempt, search)
-        except DoesNotFit as failure:
-            if not gain or failure.needed_bytes - gain > LIMITS.fits_maybe * query.budget_bytes:
-                raise
-    raise AssertionError("the last search has nothing to gain from another")
+        except DoesNotFit as found:
+            failure = found if failure is None or found.needed_bytes < failure.needed_bytes else failure
+    assert failure is not None, "segments by themselves are tried in any case"
+    raise failure
 
 
 def _within_memory(query: Query, attempt: Attempt, search: WithinMemory) -> Attempt:

@@ -61,6 +61,7 @@ def _read_operator(built: Built, assignment: Assignment, node: fx.Node, index: i
     strategies = built.variables[index].strategies
     assert strategies is not None
     chosen = int(assignment[index])
+    is_recomputed = state_of(built.variables[index], chosen) == RECOMPUTED
     num_outputs = len(strategies.outputs)
     forward = tuple(_copy_layout(built, assignment, node, o, "forward") for o in range(num_outputs))
     backward = tuple(_copy_layout(built, assignment, node, o, "backward") for o in range(num_outputs))
@@ -73,7 +74,8 @@ def _read_operator(built: Built, assignment: Assignment, node: fx.Node, index: i
         ),
         shared_forward=forward if any(forward) else (),
         shared_backward=backward if any(backward) else (),
-        recompute=state_of(built.variables[index], chosen) == RECOMPUTED,
+        recompute=is_recomputed,
+        recompute_at=built.variables[index].anew if is_recomputed else (),
         implementation=strategies.implementation(chosen),
     )
 

@@ -18,6 +18,7 @@ from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.layouts.placement import Mesh, Shard
 from autopar.passes.lowering.check_plan import operator_plan
 from autopar.planner.memory.lifetimes import Lifetimes
+from autopar.planner.memory.nested_spans import given_up_by
 from autopar.planner.memory.recomputation import RECOMPUTED, expand
 from autopar.planner.memory.spans import spans_in
 from autopar.planner.one_mesh.mesh_plan import price
@@ -77,7 +78,9 @@ def recover(query: Query, plan: Plan) -> Recovered:
     built = plain
     if plan.recomputed:
         spans = spans_in(lifetimes, plan.recomputed)
-        lifetimes = lifetimes if len(spans) == len(lifetimes.segments.names) else lifetimes.joined(spans)
+        if len(spans) < len(lifetimes.segments.names):
+            moments = {name: plan.operators[name].recompute_at for name in plan.recomputed}
+            lifetimes = lifetimes.joined(spans, given_up_by(lifetimes, moments))
         built = expanded(query, plain, lifetimes)
     rows = {index: agreeing(variable, built, plan) for index, variable in enumerate(built.variables)}
     for index, found in rows.items():

@@ -4,7 +4,7 @@
     round 1   the problem with recomputation (`recomputation.py`) and one row per moment (`memory_rows.py`), with the
               transients that round 0 showed
     round 2   the same with the transients of round 1, should its program hold more than the limit
-    again     where blocks made again one by one do not fit, the same with spans of blocks (`spans.py`)
+    again     where blocks made again one by one do not fit, the same with spans of blocks (`spans.py`), and nested
 
 So the limit holds for the program that runs, whatever the rows leave out.
 """
@@ -23,6 +23,7 @@ from autopar.layouts.placement import Mesh
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.lowered_bytes import transient_bytes
 from autopar.planner.memory.memory_rows import MemoryModel
+from autopar.planner.memory.nested_spans import fastest_nested
 from autopar.planner.memory.recomputation import DROPPED, RECOMPUTED, SAVED, expand, repeatable, with_states
 from autopar.planner.memory.shortage import DoesNotFit, SearchEnded, fullest_parts
 from autopar.planner.memory.spans import SpanBytes, smallest_spans
@@ -84,19 +85,36 @@ class WithinMemory:
     @staticmethod
     def each(
         query: Query, mesh: Mesh, plain: Built, lifetimes: Lifetimes, starts: Sequence[Labels]
-    ) -> Iterator[tuple[WithinMemory, float]]:
-        """The problems to try in turn, each with the bytes by which the next one may need less: every segment made
-        again by itself, then spans of segments (`spans.py`). "full" begins with what needs least."""
+    ) -> Iterator[WithinMemory]:
+        """The problems to try in turn, until one has an answer: every segment made again by itself, then spans of
+        segments (`spans.py`), then these nested (`nested_spans.py`), where they hold less. "full" begins with the cut
+        that holds least. What else is held, the one before tells the nested ones: each is asked for behind the other.
+        """
+        of = partial(WithinMemory.of, query, mesh, plain, starts=starts)
         by_operator = recompute_of(query.program, query.constraints)
-        value_bytes = partial(local_bytes, plain, mesh, starts[0])
-        spans = SpanBytes.of(lifetimes, value_bytes, repeatable(plain, query.recompute, by_operator))
+        may_repeat = repeatable(plain, query.recompute, by_operator)
+        spans = SpanBytes.of(lifetimes, partial(local_bytes, plain, mesh, starts[0]), may_repeat)
         alone, cut = tuple(range(len(lifetimes.segments.names))), smallest_spans(spans)
-        gain = spans.peak(alone) - spans.peak(cut)
-        is_smaller = gain > LIMITS.least_relief_of_spans * spans.peak(alone)
+        is_smaller = spans.peak(alone) - spans.peak(cut) > LIMITS.least_relief_of_spans * spans.peak(alone)
         if not is_smaller or query.recompute != "full":
-            yield WithinMemory.of(query, mesh, plain, lifetimes, starts), gain if is_smaller else 0.0
+            yield (search := of(lifetimes))
         if is_smaller:
-            yield WithinMemory.of(query, mesh, plain, lifetimes.joined(cut), starts), 0.0
+            yield (search := of(lifetimes.joined(cut)))
+        room = query.budget_bytes - search.least_bytes + spans.peak(cut if is_smaller else alone)
+        seconds = _seconds_of_segments(plain, lifetimes, starts[0])
+        for share in LIMITS.nested_rooms if query.recompute != "none" else ():
+            nested = fastest_nested(spans, seconds, share * room)
+            if nested is not None and nested.starts != alone:
+                search = of(lifetimes.joined(nested.starts, nested.given_up(lifetimes)))
+                if search.least_bytes <= query.budget_bytes:
+                    yield search
+
+    @property
+    def least_bytes(self) -> float:
+        """At the fullest moment where as much as possible is made again."""
+        model = self.models[id(self.built)]
+        again = with_states(self.plain, self.built, self.starts[0], (RECOMPUTED, SAVED, DROPPED))
+        return float((model.over_time(again) + self.beyond).max())
 
     @property
     def seconds(self) -> float:
@@ -187,6 +205,16 @@ def local_bytes(built: Built, mesh: Mesh, labels: Labels, value: Value) -> float
         return 0.0
     layout = layouts.distinct[layouts.index[labels[index]]]
     return tensor_bytes(node, output) * local_fraction(layout, shape_of(node, output), mesh)
+
+
+def _seconds_of_segments(built: Built, lifetimes: Lifetimes, labels: Labels) -> list[float]:
+    """Of the operators of forward, under labels of the plain problem."""
+    seconds = [0.0] * len(lifetimes.segments.names)
+    for node, segment in lifetimes.segment.items():
+        if node.meta["phase"] != "backward":
+            index = built.operators[node]
+            seconds[segment] += float(built.variables[index].costs[labels[index]])
+    return seconds
 
 
 def _note(problem: Problem, labels: Labels, found: list[tuple[float, float, Labels]]) -> bool:

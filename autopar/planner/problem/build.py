@@ -49,6 +49,8 @@ class Variable:
     stored: LayoutSet | None = None
     phase: str = "forward"
     availability: NDArray[np.int64] | None = None  # per label, for backward: see `recomputation.py`
+    anew: tuple[str, ...] = ()
+    """Operators of backward before which it is computed once more, where it is computed again several times."""
 
 
 @dataclass(slots=True, eq=False)

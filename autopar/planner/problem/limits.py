@@ -50,6 +50,9 @@ class Limits:
     least_relief_of_spans: float = 0.02
     """Part of what backward holds that spans of blocks made again together must save, to be tried beside single blocks.
     """
+    nested_rooms: tuple[float, ...] = (1.0, 0.93, 0.85, 0.7)
+    """Parts of the room for what is saved and made again, in which nested spans are cut: what is passed through needs
+    some. The first ones with which the rows hold are solved."""
     close_answer: float = 1.5
     """Another answer up to so much above the optimum without a memory limit is probably faster than what fits."""
     time_share_if_close: float = 0.25

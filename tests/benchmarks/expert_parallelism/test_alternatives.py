@@ -52,6 +52,7 @@ def total(said: dict[str, Any]) -> float:
         ("gather", "dp_shard=4, experts t"),
         ("replicated", "dp_replicate=4, experts t"),
         ("dispatch in nodes", "dp_replicate=2 x ep=2, experts t x t+e"),
+        ("dispatch in two hops", "ep=2 x ep_inner=2, experts t+e x t+e"),
     ],
 )
 def test_a_way_is_what_its_name_says(way: str, words: str) -> None:

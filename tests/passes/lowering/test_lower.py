@@ -208,6 +208,19 @@ def test_recomputed_operators_are_not_saved(mlp):
     mlp.check(plan, recompute=["/gelu#0", "fc/add#0", "fc/mm#0"])
 
 
+def test_what_is_given_up_is_made_once_more_for_who_wants_it_next(mlp):
+    plan, again = data_parallel(mlp, FLAT, zero3), ["/gelu#0", "fc/add#0", "fc/mm#0"]
+    backward = [node.meta["operator"] for node in calls(mlp.program) if node.meta["phase"] == "backward"]
+    made = {0: 0, 1: 0}
+    for moment in backward:
+        entries = {name: replace(plan.operators[name], recompute=True, recompute_at=(moment,)) for name in again}
+        part = mlp.check(replace(plan, operators={**plan.operators, **entries}), recompute=again).partitions[0]
+        names = [str(node.meta.get("operator")) for node in part.backward.graph.nodes]
+        made[names.count("fc/mm#0") - 1] += 1
+    assert made[0]  # given up before it is wanted, or when nobody wants it any more
+    assert made[1]
+
+
 def test_recomputation_of_a_sharded_model_uses_the_gathers_of_backward(mlp):
     plan = data_parallel(mlp, FLAT, zero3)
     everything = [node.meta["operator"] for node in calls(mlp.program) if node.meta["phase"] == "forward"]

@@ -18,6 +18,7 @@ from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.recovered_problem import recover
 from autopar.planner.planning import make_plan
 from autopar.planner.problem.search_limits import SEARCH
+from autopar.plans.parallel_plan import Plan
 from autopar.request import Request
 from tests.passes.hand_plans import run_plan, tensors_of
 from tests.passes.lowered_programs import lower
@@ -111,9 +112,17 @@ def test_a_limit_far_below_what_blocks_need_is_kept_and_costs_less_than_all_of_i
     assert free.objective_seconds < plan.objective_seconds < full.objective_seconds
 
 
-def test_loss_and_gradients_stay_and_the_program_holds_what_is_predicted():
+def nested():
+    """A plan within what the states and nine activations take; spans of one level hold about 16."""
+    full = planned(recompute="full")
+    return planned(memory_limit=full.predicted.peak_bytes - (activations(full) - 9) * ACTIVATION)
+
+
+@pytest.mark.parametrize("plan_of", [lambda: planned(recompute="full"), nested], ids=["spans", "nested"])
+def test_loss_and_gradients_stay_and_the_program_holds_what_is_predicted(plan_of):
     model, x, program = chain()
-    plan = planned(recompute="full")
+    plan = plan_of()
+    assert bool(plan.recomputed_at) == (plan_of is nested)
     found = run_plan(program, plan, tensors_of(program, model, {"args.0": x}), recompute=tuple(plan.recomputed))
     loss = model(x)
     model.zero_grad()
@@ -122,14 +131,21 @@ def test_loss_and_gradients_stay_and_the_program_holds_what_is_predicted():
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(found.gradients[name], parameter.grad, rtol=1e-12, atol=1e-15)
     lowered = lower(program, plan, 0)
-    held = tracked_peak_bytes(split_forward_backward(lowered, plan.recomputed), lowered)
+    held = tracked_peak_bytes(split_forward_backward(lowered, plan.recomputed, plan.recomputed_at), lowered)
     assert held == pytest.approx(activations(plan) * ACTIVATION, rel=0.02)
 
 
-def test_a_plan_with_spans_is_found_again_with_its_price():
-    plan = planned(recompute="full")
-    found = recover(Query.of(chain()[2], request(recompute="full")), plan)
+@pytest.mark.parametrize("plan_of", [lambda: planned(recompute="full"), nested], ids=["spans", "nested"])
+def test_a_plan_with_spans_is_found_again_with_its_price(plan_of, tmp_path):
+    plan = plan_of()
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    found = recover(Query.of(chain()[2], request()), plan)
     assert found.objective == pytest.approx(plan.objective_seconds)
+
+
+def test_spans_are_read_off_what_is_recomputed():
+    plan = planned(recompute="full")
     segments = Lifetimes(chain()[2])
     spans = spans_in(segments, plan.recomputed)
     assert 2 < max(segments.joined(spans).lengths) < DEPTH

@@ -19,7 +19,7 @@ from autopar.explain.recovered import query_of
 from autopar.hardware.cluster import Cluster
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.planning import make_plan
-from autopar.planner.search.expert_ways import planned_in_every_expert_way
+from autopar.planner.search.expert_ways import in_two_levels, planned_in_every_expert_way
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.parallelism import expert_way, parallelism
 from autopar.program import Program
@@ -194,6 +194,60 @@ def test_on_free_axes_rows_may_travel() -> None:
     assert any(note.startswith("rows of experts may travel: ep=4 has the shortest step") for note in free.notes)
     assert free.baselines, "known plans are compared with once"
     assert expert_way(planner.plan(mode="fast", constraints={"down": "R"})) is None
+
+
+class Many(nn.Module):
+    """Of 32 experts that are dear to gather four for every token, so that many lie on one node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(64, 32)
+        self.up = nn.Parameter(torch.randn(32, 64, 1024) / 8)
+        self.down = nn.Parameter(torch.randn(32, 1024, 64) / 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        score, chosen = self.router(x).softmax(-1).topk(4, -1)
+        rows = x.unsqueeze(2).expand(-1, -1, 4, -1).flatten(0, 2)
+        rows = torch.ops.autopar.expert_linear(rows, self.up, chosen.flatten(), False)
+        rows = torch.ops.autopar.expert_linear(rows.relu(), self.down, chosen.flatten(), False)
+        return (rows.view(*x.shape[:2], 4, -1) * score.unsqueeze(-1)).sum(2).pow(2).mean()
+
+
+def test_two_hops_are_taken_where_nodes_are_far_and_stay_with_the_plan() -> None:
+    planner = autopar.Planner(Many(), (torch.randn(64, 64, 64),), cluster="2x4 cpu @ 0.2Gb", optimizer=torch.optim.SGD)
+    asked: dict[str, Any] = {"dims": {"ep": 8}, "mode": "fast"}
+    free, near = (planner.plan(**{**asked, **ways}) for ways in ({}, {"ep": "dispatch"}))
+    assert (expert_way(free), free.mesh.axis_names, free.mesh.shape) == ("two_level", ("ep", "ep_inner"), (2, 4))
+    assert free.predicted.step_seconds < near.predicted.step_seconds
+    assert parallelism(free) == "two-level expert parallelism over 8 devices"
+    assert any("two_level has the shortest step (dispatch" in note for note in free.notes)
+    again = planner.bind(Plan.from_json(free.to_json()))
+    product = next(name for name in again.operators if "expert_linear#0" in name)
+    assert (expert_way(again), str(again.explain(product))) == ("two_level", str(free.explain(product)))
+    assert isinstance(again.origin, Remembered)
+    assert query_of(again.origin.source, again).constraints.ep == "two_level"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "dims", "found"),
+    [
+        ("2x4", {"ep": 8}, {"ep": 2, "ep_inner": 4}),
+        ("2x4", {"ep": -1, "tp": 2}, {"ep": 2, "ep_inner": 2, "tp": 2}),
+        ("4x2", {"dp_shard": 2, "ep": 4}, {"dp_shard": 2, "ep": 2, "ep_inner": 2}),
+        ("1x8", {"ep": 2, "ep_inner": 4}, {"ep": 2, "ep_inner": 4}),
+        ("1x8", {"ep": 8}, None),  # inside of a node
+        ("2x4", {"ep": 2, "tp": 4}, None),  # across nodes alone
+        ("2x4", {"dp_shard": 2, "ep": 4}, None),
+        ("2x3", {"ep": 2, "tp": 3}, None),
+    ],
+)
+def test_an_axis_of_experts_is_cut_where_nodes_end(nodes: str, dims: dict[str, int], found: object) -> None:
+    cluster = Cluster.parse(f"{nodes} cpu")
+    if found is None:
+        with pytest.raises(ConfigurationError, match=r"is not cut by the nodes of .* name two axes"):
+            in_two_levels(dims, cluster)
+    else:
+        assert in_two_levels(dims, cluster) == found
 
 
 def test_what_fits_with_rows_that_travel_alone_is_found() -> None:
