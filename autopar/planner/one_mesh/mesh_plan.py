@@ -29,6 +29,7 @@ from autopar.planner.memory.resident_states import ResidentStates, resident_stat
 from autopar.planner.memory.shortage import DoesNotFit
 from autopar.planner.memory.time_segments import module_segments
 from autopar.planner.one_mesh.context_notes import context_notes
+from autopar.planner.one_mesh.exchange_chunks import in_exchange_chunks
 from autopar.planner.one_mesh.expert_axis_notes import expert_axis_notes
 from autopar.planner.one_mesh.forbidden_choices import forbidden_places, why_forbidden
 from autopar.planner.one_mesh.hidden_communication import with_hidden
@@ -62,6 +63,7 @@ from autopar.planner.problem.prices import Floats, Prices
 from autopar.planner.solver import Solution, Status, certified, evaluate, is_forbidden, solve
 from autopar.plans.busiest_rank import busiest_place
 from autopar.plans.parallel_plan import Plan
+from autopar.plans.parallelism import rows_travel
 from autopar.plans.plan_text import format_seconds
 from autopar.plans.plan_value import Prediction
 from autopar.timing import phase
@@ -347,6 +349,15 @@ def _cost_of(built: Built, node: fx.Node, solution: Solution) -> float:
 
 
 def _predicted(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Floats]:
+    """The plan with how it is issued and its prediction, and the bytes that every moment holds; rows that travel to
+    their experts in as many chunks as make the step shortest."""
+    whole = _issued(query, plan, lifetimes)
+    if query.cluster.device.kind == "cpu" or not rows_travel(plan):
+        return whole  # on CPUs as in `choose_issue`
+    return in_exchange_chunks(whole, lambda cut: _issued(query, cut, lifetimes), query.budget_bytes)
+
+
+def _issued(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Floats]:
     """The plan with its bucket sizes and its prediction, of the busiest rank, read from the lowered program; and the
     bytes that every moment holds."""
     with phase("lower"):
