@@ -19,6 +19,7 @@ from autopar.explain.recovered import query_of
 from autopar.explain.source import Source
 from autopar.explain.stage_edits import edited_stages, refuse_stage_changes
 from autopar.planner.memory.lifetimes import Lifetimes
+from autopar.planner.memory.time_segments import module_segments
 from autopar.planner.one_mesh.mesh_plan import price, read_plan
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.read_solution import switching_costs
@@ -50,7 +51,7 @@ def edited(source: Source, plan: Plan, changes: Mapping[str, object]) -> Plan:
         raise ConfigurationError("edit takes placements; recompute= and no_replicated_compute are wishes of what_if")
     meshes_with_axes(parsed.placements, [plan.mesh])
     query = query_of(source, plan, replace(source.request, constraints=merged(source.request.constraints, changes)))
-    lifetimes = Lifetimes(query.program)
+    lifetimes = Lifetimes(query.program, module_segments)
     built = price(query, plan.mesh)
     if recovered.built is not recovered.plain:
         built = expanded(query, built, lifetimes)
@@ -62,7 +63,7 @@ def edited(source: Source, plan: Plan, changes: Mapping[str, object]) -> Plan:
 def _read(query: Query, plan: Plan, built: Built, labels: Rows, bound: float, notes: list[str]) -> Plan:
     """The plan of labels, lowered and measured. Raises InfeasibleError where it does not fit."""
     solution = solution_of(built.problem, labels, bound)
-    attempt = read_plan(query, plan.mesh, built, solution, Lifetimes(query.program))
+    attempt = read_plan(query, plan.mesh, built, solution, Lifetimes(query.program, module_segments))
     found = attempt.candidate.plan
     if attempt.excess > 0:
         raise InfeasibleError(

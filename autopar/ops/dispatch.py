@@ -51,7 +51,7 @@ class Dispatch(NamedTuple):
     what is left; position: of this rank in the group; hops: how rows get there, over the group, or over outer axes of
     it and then the inner ones; replicated: experts among them whose rows stay at home; shares: what part of all rows
     goes to each expert, which computes nothing; room: rows that every rank sends to every expert (`capped_rows.py`),
-    None: as many as it has."""
+    None: as many as it has; fewest: rows at home of the rank with fewest."""
 
     start: int
     experts: int
@@ -63,6 +63,7 @@ class Dispatch(NamedTuple):
     replicated: tuple[int, ...] = ()
     shares: tuple[float, ...] = ()
     room: int | None = None
+    fewest: int = 0
 
     @property
     def places(self) -> list[int]:

@@ -191,6 +191,12 @@ def expert_way(plan: PlanValue) -> ExpertWay | None:
     return "two_level" if way == "dispatch" and inner["dispatch"] else way
 
 
+def rows_travel(plan: PlanValue) -> bool:
+    """Whether rows of some product travel to the rank of their expert."""
+    products = (chosen for kind, chosen in forward_products(plan) if kind == "expert_linear")
+    return any(EXPERT_SPLITS.get(split or "") == "dispatch" for chosen in products for split in chosen.axes)
+
+
 def asked_expert_way(plan: PlanValue) -> ExpertWay | None:
     """As `autopar.plan(ep=...)` takes it, to plan again for what a plan does: a capacity that cannot run is kept."""
     return expert_way(plan) if plan.expert_capacity is None else CAPPED

@@ -32,6 +32,8 @@ from autopar.plans.plan_value import (
 
 COLLECTIVES = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
 """Kinds that `bucket_bytes` and `product_chunks` speak of."""
+EXCHANGES = "all_to_all"
+"""A kind that `product_chunks` speaks of, too: of rows that travel to their expert."""
 IN_SYMMETRIC_MEMORY = COLLECTIVES - {"all_reduce"}
 """Kinds that `symmetric_memory` speaks of."""
 KERNELS = ("rms_norm", "layer_norm", "gated", "gelu", "rope", "cross_entropy", "linear_cross_entropy", "tiled_mlp")
@@ -252,11 +254,14 @@ def _kernel_problems(plan: PlanValue) -> Iterator[str]:
 
 def _collective_problems(plan: PlanValue) -> Iterator[str]:
     """What is wrong with sizes of buckets and numbers of chunks, per kind of collective."""
-    least = {"bucket_bytes": (plan.bucket_bytes or {}, 0), "product_chunks": (plan.product_chunks, 1)}
-    for field, (given, smallest) in least.items():
+    least = {
+        "bucket_bytes": (plan.bucket_bytes or {}, 0, COLLECTIVES),
+        "product_chunks": (plan.product_chunks, 1, COLLECTIVES | {EXCHANGES}),
+    }
+    for field, (given, smallest, kinds) in least.items():
         for kind, value in given.items():
-            if kind not in COLLECTIVES:
-                yield f"{field}.{kind}: there is no such collective; write one of {', '.join(sorted(COLLECTIVES))}"
+            if kind not in kinds:
+                yield f"{field}.{kind}: there is no such collective; write one of {', '.join(sorted(kinds))}"
             elif value < smallest:
                 yield f"{field}.{kind} is {value}; write {smallest} or more"
 

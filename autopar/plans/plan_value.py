@@ -186,11 +186,13 @@ class PlanValue:
     kinds of groups run as a kernel of ours instead (`plan_entries.KERNELS`); `statistics` counts strategies, nodes and
     replicated FLOPs. `bucket_bytes` says up to which size collectives of a kind ("all_reduce") are joined, 0 or absent:
     not at all; where it is None, each is also awaited where it starts, which takes the least memory. `product_chunks`
-    says into how many chunks of rows products are cut beside the collectives of a kind that bring or take these rows;
-    absent: they stay whole. `symmetric_memory` names the groups ("tp") over which products run with their
-    collective of a kind ("all_gather", "reduce_scatter") in memory that the ranks of a node share. `copy_ahead_bytes`:
-    how many bytes may be under way between device and host in one direction, ahead of who reads them. `hidden_share`
-    is the part of the communication of parameters that objective, bound and gap leave out, as it runs beside
+    says into how many chunks of rows products are cut beside the collectives of a kind that bring or take these rows,
+    and under "all_to_all" in how many chunks of tokens layers of experts run whose rows travel (1: whole, rows return
+    before gradients of weights are computed); absent: they stay whole. `symmetric_memory` names the groups ("tp") over
+    which products run with their collective of a kind ("all_gather", "reduce_scatter") in memory that the ranks of a
+    node share. `copy_ahead_bytes`: how many bytes may be under way between device and host in one direction, ahead of
+    who reads them. `hidden_share` is the part of the communication of parameters that objective, bound and gap leave
+    out, as it runs beside
     computation. With `micro_batches` m, operators, inputs and outputs are those of a m-th of the batch, and a step
     runs them m times. With a `pipeline`, the first axis of the mesh is "pp" and every layout is one on the other
     axes (`layout_mesh`); with unequal rank groups the mesh is the smallest that holds the axes of each, and

@@ -62,7 +62,7 @@ def _dispatch(context: LocalContext, num_experts: int, layout: Layout) -> Dispat
     axes = context.axes_of(frozenset(name for name in context.plan.axes if name is not None and PAIR in name))
     group = tuple(context.coordinate[axis] for axis in axes)
     sizes = [context.mesh.shape[axis] for axis in axes]
-    held, rows = [], [0]
+    held, rows = [], list[int]()
     for place in itertools.product(*map(range, sizes)):
         coordinate = list(context.coordinate)
         for axis, at in zip(axes, place, strict=True):
@@ -88,6 +88,7 @@ def _dispatch(context: LocalContext, num_experts: int, layout: Layout) -> Dispat
         replicated=replicated,
         shares=shares,
         room=None if capacity is None else places_per_expert(most, num_experts, capacity),
+        fewest=min(rows),
     )
 
 

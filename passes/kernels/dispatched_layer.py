@@ -13,7 +13,8 @@ from autopar.layouts.placement import Partial, Shard
 from autopar.ops import dispatch
 from autopar.ops.dispatch import Dispatch
 from autopar.passes.kernels.graph_patterns import dtype_of, shape_of
-from autopar.passes.kernels.ordered_rows import has_several
+from autopar.passes.kernels.in_turns import Movements
+from autopar.passes.kernels.ordered_rows import OrderedRows, has_several
 from autopar.passes.kernels.row_wise import RowWise
 from autopar.passes.kernels.travelling_layer import LAID_OUT, TravellingLayer
 
@@ -32,8 +33,9 @@ class DispatchedLayer(TravellingLayer):
         every: list[fx.Node],
         there: Dispatch,
         axis_names: Sequence[str],
+        rows: OrderedRows | None = None,
     ) -> None:
-        super().__init__(graph, products, every, there, axis_names)
+        super().__init__(graph, products, every, there, axis_names, rows)
         self._replicas: dict[fx.Node, fx.Node] = {}
 
     def rewrite(self) -> None:
@@ -49,6 +51,10 @@ class DispatchedLayer(TravellingLayer):
             self._varies(node, 1.0)
             if self._rows.is_ordered(node):
                 self._is_there(node)
+
+    def movements(self) -> Movements:
+        """What moves and what computes, of a layer that was written."""
+        return Movements(tuple(self._started), tuple(sorted(self._rows.inside)))
 
     def _is_there(self, node: fx.Node) -> None:
         """Write into a node that its rows are those that came, which lie in no layout."""

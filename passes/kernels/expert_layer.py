@@ -49,6 +49,14 @@ def there_of(product: fx.Node) -> Dispatch | None:
     return there if isinstance(there, Dispatch) else None
 
 
+def behind_inputs(value: fx.Node) -> fx.Node:
+    """The first node behind a value and behind all inputs."""
+    behind = value.next
+    while behind.op == "placeholder":
+        behind = behind.next
+    return behind
+
+
 def reads_rows(product: fx.Node) -> RowWise:
     """A linear product reads and returns rows; of an outer product, they are summed over."""
     is_linear = product.target in LINEAR
@@ -57,14 +65,16 @@ def reads_rows(product: fx.Node) -> RowWise:
 
 
 class ExpertLayer:
-    """Products whose rows are dealt out alike."""
+    """Products whose rows are dealt out alike. rows: what runs in their order, where that is known."""
 
-    def __init__(self, graph: fx.Graph, products: list[fx.Node], every: list[fx.Node]) -> None:
+    def __init__(
+        self, graph: fx.Graph, products: list[fx.Node], every: list[fx.Node], rows: OrderedRows | None = None
+    ) -> None:
         self._graph = graph
         self._ids = ids_of(products[0])
         self._experts = experts_of(products[0])
         reads = {one: reads_rows(one) for one in products}
-        self._rows = self._ordered_rows(reads, every)
+        self._rows = self._ordered_rows(reads, every) if rows is None else rows
         self._gathered: dict[object, fx.Node] = {}
         self._tokens: dict[int, fx.Node] = {}
 
@@ -75,6 +85,11 @@ class ExpertLayer:
     def _may_join(self, node: fx.Node, how: RowWise) -> bool:
         """Whether a call that treats rows alike may run on those of the products: a rank has its own rows only."""
         return True
+
+    @property
+    def rows(self) -> OrderedRows:
+        """What runs in the order of the experts."""
+        return self._rows
 
     def rewrite(self) -> None:
         """Put products and all between them in order, gather what they read, and put back what others read."""
@@ -107,10 +122,7 @@ class ExpertLayer:
 
     def _behind(self) -> fx.Node:
         """Where the ids are known, behind all inputs."""
-        behind = self._ids.next
-        while behind.op == "placeholder":
-            behind = behind.next
-        return behind
+        return behind_inputs(self._ids)
 
     def _in_order(self, value: fx.Node, order: fx.Node, reader: fx.Node) -> fx.Node:
         """Rows of a value in order, gathered in front of the first that reads them."""

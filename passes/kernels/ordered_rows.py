@@ -47,6 +47,14 @@ class OrderedRows:
         for node in sorted(self.inside, reverse=True):
             self._leave_wider(node)
 
+    @classmethod
+    def given(cls, inside: Mapping[fx.Node, RowWise]) -> OrderedRows:
+        """What is said to run in order, as it treats rows."""
+        found = cls.__new__(cls)
+        found._known = dict(inside)
+        found.inside = set(inside)
+        return found
+
     def operands(self, node: fx.Node) -> tuple[fx.Node, ...]:
         """Operands of a node whose rows are ordered where it runs in order."""
         how = self._row_wise(node)

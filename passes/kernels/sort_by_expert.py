@@ -32,25 +32,68 @@ from collections.abc import Sequence
 from torch import fx
 
 from autopar.passes.kernels.capped_layer import CappedLayer
+from autopar.passes.kernels.chunked_layer import Chunk, can_be_cut, cut_layer
 from autopar.passes.kernels.dispatched_layer import DispatchedLayer
-from autopar.passes.kernels.expert_layer import LINEAR, OUTER, ExpertLayer, experts_of, ids_of, there_of
-from autopar.passes.kernels.ordered_rows import viewed
+from autopar.passes.kernels.expert_layer import LINEAR, OUTER, ExpertLayer, experts_of, ids_of, reads_rows, there_of
+from autopar.passes.kernels.in_turns import in_turns
+from autopar.passes.kernels.ordered_rows import OrderedRows, viewed
+from autopar.passes.kernels.travelling_rows import rows_of_a_token
 
 
-def sort_by_expert(graph: fx.Graph, axis_names: Sequence[str]) -> None:
+def sort_by_expert(graph: fx.Graph, axis_names: Sequence[str], chunks: int = 0) -> None:
     """Rewrite every expert product of a lowered graph, in place; what nobody reads any more stays.
 
-    axis_names: of the mesh, over which rows may travel.
+    axis_names: of the mesh, over which rows may travel. chunks: into how many layers are cut whose rows do, where they
+    can be (`chunked_layer.py`); their calls then take turns, those of one chunk, too (`in_turns.py`). 0: neither.
     """
-    layers: dict[object, list[fx.Node]] = {}
+    layers = _layers(graph)
+    every = [product for products in layers for product in products]
+    cut = []
+    for products in layers:
+        cut.append(_in_chunks(graph, products, every, axis_names, chunks))
+        every += [product for chunk in cut[-1] for product in chunk.products]
+    turns = []
+    for parts in cut:
+        written = [_layer(graph, chunk.products, every, axis_names, chunk.rows) for chunk in parts]
+        for layer in written:
+            layer.rewrite()
+        turns.append([layer.movements() for layer in written if isinstance(layer, DispatchedLayer)])
+    if chunks:
+        in_turns(graph, turns)
+
+
+def _layers(graph: fx.Graph) -> list[list[fx.Node]]:
+    """The products of every layer."""
+    found: dict[object, list[fx.Node]] = {}
     for node in graph.nodes:
         if node.target in LINEAR or node.target in OUTER:
-            layers.setdefault((viewed(ids_of(node)), experts_of(node), there_of(node)), []).append(node)
-    every = [product for products in layers.values() for product in products]
-    for products in layers.values():
-        there = there_of(products[0])
-        if there is None:
-            ExpertLayer(graph, products, every).rewrite()
-        else:
-            layer = DispatchedLayer if there.room is None else CappedLayer
-            layer(graph, products, every, there, axis_names).rewrite()
+            found.setdefault((viewed(ids_of(node)), experts_of(node), there_of(node)), []).append(node)
+    return list(found.values())
+
+
+def _layer(
+    graph: fx.Graph,
+    products: list[fx.Node],
+    every: list[fx.Node],
+    axis_names: Sequence[str],
+    rows: OrderedRows | None = None,
+) -> ExpertLayer:
+    there = there_of(products[0])
+    if there is None:
+        return ExpertLayer(graph, products, every, rows)
+    kind = DispatchedLayer if there.room is None else CappedLayer
+    return kind(graph, products, every, there, axis_names, rows)
+
+
+def _in_chunks(
+    graph: fx.Graph, products: list[fx.Node], every: list[fx.Node], axis_names: Sequence[str], chunks: int
+) -> list[Chunk]:
+    """The chunks of a layer; one where it stays whole."""
+    there = there_of(products[0])
+    if chunks <= 1 or there is None:
+        return [Chunk(products)]
+    rows = _layer(graph, products, every, axis_names).rows
+    each = rows_of_a_token(one for product in products for one in reads_rows(product).operands)
+    if not can_be_cut(there, rows, each, chunks):
+        return [Chunk(products)]
+    return cut_layer(graph, products, rows, each, chunks)

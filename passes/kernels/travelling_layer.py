@@ -108,6 +108,7 @@ class TravellingLayer(ExpertLayer):
         every: list[fx.Node],
         there: Dispatch,
         axis_names: Sequence[str],
+        rows: OrderedRows | None = None,
     ) -> None:
         self._there = there
         self._replicated = tuple(expert - there.start for expert in there.replicated)
@@ -115,11 +116,12 @@ class TravellingLayer(ExpertLayer):
         once = once_per_rank(there.shares, self._replicated, there.hops[0].ranks, each)
         self._each = 1 if once is None else each
         self._axes = [axis_names.index(name) for name in there.group.split("+")]
-        super().__init__(graph, products, every)
+        super().__init__(graph, products, every, rows)
         self._home = shape_of(self._ids)
         self._lists: dict[tuple[str, int, fx.Node | None], fx.Node] = {}
         self._by_row: Route[Rows] = Route(varies=False)
         self._by_token: Route[Tokens] = Route(varies=True)
+        self._started: list[fx.Node] = []
 
     def _ordered_rows(self, reads: dict[fx.Node, RowWise], every: list[fx.Node]) -> OrderedRows:
         kind = OrderedRows if self._each > 1 else TravellingRows
@@ -322,6 +324,7 @@ class TravellingLayer(ExpertLayer):
         shape = (exchange.home if back else exchange.came, *shape_of(rows)[1:])
         waited = self._sent(exchange.hop, rows, (came, went), shape, point, like)
         started = waited.all_input_nodes[0]
+        self._started.append(started)
         if self._there.room is None:
             started.meta[EXCHANGED] = ExchangedRows(self._home[0], exchange.parts, back, exchange.hop.travels)
         self._varies(started, more)

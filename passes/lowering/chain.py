@@ -38,6 +38,7 @@ from autopar.passes.stages.once_per_step import prepare_parameters
 from autopar.passes.stages.stage_plans import stage_plan
 from autopar.passes.stages.weight_gradients import split_backward
 from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_entries import EXCHANGES
 from autopar.program import MicroProgram, Program, in_one_part
 from autopar.schedules.folding_schedule import folding_schedule
 
@@ -52,8 +53,12 @@ def write_local(stage: LoweredStage, context: StageContext) -> LoweredStage:
 
 
 def sort_rows(stage: LoweredStage, context: StageContext) -> LoweredStage:
-    """Rows of expert layers are sorted once per layer; what nobody reads, here and before, goes."""
-    sort_by_expert(stage.program.graph, context.plan.mesh.axis_names)
+    """Rows of expert layers are sorted once per layer, or per chunk of one; what nobody reads, here and before, goes.
+
+    Stages of a pipeline run their collectives one by one, and so their layers whole.
+    """
+    chunks = 0 if context.in_pipeline else context.plan.product_chunks.get(EXCHANGES, 0)
+    sort_by_expert(stage.program.graph, context.plan.mesh.axis_names, chunks)
     remove_unused(stage.program.graph)
     return stage
 

@@ -58,7 +58,7 @@ EDITS: tuple[tuple[str, Edit, str], ...] = (
     ("an input as a sum", lambda d: d["inputs"].update({"args.0": ["P(sum)", "R"]}),
      r"inputs\.args\.0 on axis 'dp_shard' is P\(sum\)"),
     ("a collective that is none", lambda d: d.update(product_chunks={"all_reduces": 2}),
-     r"product_chunks\.all_reduces: there is no such collective; write one of all_gather, all_reduce, reduce_scatter"),
+     r"product_chunks\.all_reduces: there is no such collective; write one of all_gather, all_reduce, all_to_all"),
     ("no chunk", lambda d: d.update(product_chunks={"all_reduce": 0}),
      r"product_chunks\.all_reduce is 0; write 1 or more"),
     ("a kind that symmetric memory lacks", lambda d: d.update(symmetric_memory={"all_reduce": ["tp"]}),

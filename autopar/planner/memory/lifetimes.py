@@ -8,7 +8,7 @@ Time is counted in positions: the operators of forward in program order, then th
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from copy import copy
 from functools import cached_property
 from itertools import pairwise
@@ -33,12 +33,12 @@ class Lifetimes:
     backward, ascending, before which what was made again of it is given up.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, find: Callable[[Program], Segments] = find_segments) -> None:
         self._program = program
         self.starts: Sequence[int] = ()
         self.given_up: Mapping[fx.Node, Sequence[int]] = {}
         self.alone = self
-        self.segments: Segments = find_segments(program)
+        self.segments: Segments = find(program)
         nodes = operators(program)
         names = ((str(node.meta["phase"]), str(node.meta["operator"])) for node in nodes)
         self.segment: dict[fx.Node, int] = dict(zip(nodes, self.segments.along(names), strict=True))

@@ -10,10 +10,10 @@ backward of segment 3 lives while backward is still at segment 3 or above.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.passes.module_segments import block_path
+from autopar.passes.module_segments import block_path, segment_of
 from autopar.planner.problem.graph_operators import operators
 from autopar.program import Program
 
@@ -61,8 +61,18 @@ def span_of(starts: Sequence[int], segment: int) -> int:
     return bisect_right(starts, segment) - 1
 
 
-def find_segments(program: Program) -> Segments:
-    """Blocks and gaps in the order in which forward meets them."""
+def module_segments(program: Program) -> Segments:
+    """As `find_segments`; a model without blocks has one segment per outermost module instead, and gaps."""
+    found = find_segments(program)
+    return found if any(found.names) else find_segments(program, _outermost)
+
+
+def _outermost(name: str) -> str | None:
+    return segment_of(name) or None
+
+
+def find_segments(program: Program, part_of: Callable[[str], str | None] = block_path) -> Segments:
+    """Blocks and gaps in the order in which forward meets them. part_of: the block of an operator, if any."""
     names: list[str] = []
     known: dict[str, int] = {}
     paths: dict[str, set[int]] = {}
@@ -70,14 +80,14 @@ def find_segments(program: Program) -> Segments:
         if node.meta["phase"] == "backward":
             continue
         name = str(node.meta["operator"])
-        block = block_path(name)
+        block = part_of(name)
         if block is None and (not names or names[-1]):
             names.append("")
         elif block is not None and block not in known:
             known[block] = len(names)
             names.append(block)
         segment = len(names) - 1 if block is None else known[block]
-        paths.setdefault(_module(name) if block is None else block, set()).add(segment)
+        paths.setdefault(block_path(name) or _module(name), set()).add(segment)
     return Segments(tuple(names) or ("",), {path: min(found) for path, found in paths.items() if len(found) == 1})
 
 

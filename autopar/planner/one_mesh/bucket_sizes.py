@@ -52,6 +52,7 @@ from autopar.passes.overlap.chunk_products import chunked_products, in_chunks
 from autopar.passes.overlap.early_starts import early_order
 from autopar.passes.overlap.in_symmetric_memory import Groups, in_symmetric_memory, symmetric_products
 from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_entries import EXCHANGES
 
 MIB = 2**20
 SIZES = (0.0, 1.0 * MIB, 4.0 * MIB, 16.0 * MIB, 64.0 * MIB, 256.0 * MIB)
@@ -84,12 +85,13 @@ class Issue:
         return bool(self.chunks or self.symmetric)
 
     def of_plan(self, plan: Plan) -> Plan:
-        """The plan that says so."""
+        """The plan that says so; in how many chunks rows travel to their experts is said before."""
         groups = {kind: tuple(found) for kind, found in self.symmetric.items()}
+        chunks = {kind: count for kind, count in plan.product_chunks.items() if kind == EXCHANGES} | dict(self.chunks)
         return replace(
             plan,
             bucket_bytes=self.bucket_bytes,
-            product_chunks=self.chunks,
+            product_chunks=chunks,
             symmetric_memory=groups,
             copy_ahead_bytes=self.ahead_bytes,
         )

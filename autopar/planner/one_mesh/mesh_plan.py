@@ -30,8 +30,10 @@ from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.lowered_bytes import measured_bytes
 from autopar.planner.memory.resident_states import ResidentStates, resident_states
 from autopar.planner.memory.shortage import DoesNotFit
+from autopar.planner.memory.time_segments import module_segments
 from autopar.planner.one_mesh.context_notes import context_notes
 from autopar.planner.one_mesh.copy_ahead import with_copies_ahead
+from autopar.planner.one_mesh.exchange_chunks import in_exchange_chunks
 from autopar.planner.one_mesh.expert_axis_notes import expert_axis_notes
 from autopar.planner.one_mesh.forbidden_choices import forbidden_places, why_forbidden
 from autopar.planner.one_mesh.hidden_communication import with_hidden
@@ -65,6 +67,7 @@ from autopar.planner.problem.prices import Floats, Prices
 from autopar.planner.solver import Solution, Status, certified, evaluate, is_forbidden, solve
 from autopar.plans.busiest_rank import busiest_place
 from autopar.plans.parallel_plan import Plan
+from autopar.plans.parallelism import rows_travel
 from autopar.plans.plan_text import format_seconds
 from autopar.plans.plan_value import Prediction
 from autopar.timing import phase
@@ -143,7 +146,7 @@ def as_it_is(query: Query, built: Built, mesh: Mesh, free: Solution) -> Candidat
     something is to be recomputed whatever the limit."""
     if _asks_for_recomputation(query):
         return None
-    attempt = read_plan(query, mesh, built, free, Lifetimes(query.program))
+    attempt = read_plan(query, mesh, built, free, Lifetimes(query.program, module_segments))
     return None if attempt.excess > 0 else attempt.candidate
 
 
@@ -161,7 +164,7 @@ def fit(
 ) -> Candidate:
     """The optimum under the memory limit, given the one without it, and other labels to start from, if any. Raises
     InfeasibleError, also where the limit binds and the problem with recomputation has more than `most_labels`."""
-    lifetimes = Lifetimes(query.program)
+    lifetimes = Lifetimes(query.program, module_segments)
     starts = [free.assignment, *_given_labels(query, built, mesh), *more_starts]
     attempt = read_plan(query, mesh, built, free, lifetimes)
     if attempt.excess > 0 or _asks_for_recomputation(query):
@@ -353,6 +356,15 @@ def _cost_of(built: Built, node: fx.Node, solution: Solution) -> float:
 
 
 def _predicted(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Floats]:
+    """The plan with how it is issued and its prediction, and the bytes that every moment holds; rows that travel to
+    their experts in as many chunks as make the step shortest."""
+    whole = _issued(query, plan, lifetimes)
+    if query.cluster.device.kind == "cpu" or not rows_travel(plan):
+        return whole  # on CPUs as in `choose_issue`
+    return in_exchange_chunks(whole, lambda cut: _issued(query, cut, lifetimes), query.budget_bytes)
+
+
+def _issued(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Floats]:
     """The plan with its bucket sizes and its prediction, of the busiest rank, read from the lowered program; and the
     bytes that every moment holds."""
     with phase("lower"):

@@ -21,6 +21,7 @@ from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.nested_spans import given_up_by
 from autopar.planner.memory.recomputation import ON_HOST, RECOMPUTED, expand
 from autopar.planner.memory.spans import spans_in
+from autopar.planner.memory.time_segments import module_segments
 from autopar.planner.one_mesh.mesh_plan import price
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.read_solution import describe
@@ -75,7 +76,7 @@ def recover(query: Query, plan: Plan) -> Recovered:
             f"a plan with stages ({len(plan.stages)} by {plan.staged.schedule}) is compared a sub-mesh at a "
             "time, and has no single problem of its layouts: plan without pp= to ask for one choice"
         )
-    lifetimes = Lifetimes(query.program)
+    lifetimes = Lifetimes(query.program, module_segments)
     plain = price(query, plan.mesh)
     built = plain
     if plan.recomputed:

@@ -150,3 +150,13 @@ def test_spans_are_read_off_what_is_recomputed():
     spans = spans_in(segments, plan.recomputed)
     assert 2 < max(segments.joined(spans).lengths) < DEPTH
     assert spans_in(segments, ()) == tuple(range(len(segments.segments.names)))
+
+
+def test_a_model_without_blocks_is_cut_between_its_modules():
+    layers = [torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()) for _ in range(16)]
+    model = torch.nn.Sequential(*(part for layer in layers for part in layer)).double()
+    x = torch.zeros(ROWS, WIDTH, dtype=torch.float64)
+    program = capture(model, (x,), loss_fn=lambda y, batch: y.square().mean())
+    saved, again = (make_plan(program, request(recompute=how)) for how in ("none", "full"))
+    assert activations(saved) > 16
+    assert activations(again) <= 2 * math.sqrt(16) + 4
