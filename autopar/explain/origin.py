@@ -31,7 +31,8 @@ from autopar.rules.learning import adopt_rules
 WISHES = frozenset(
     {
         "cluster", "mesh", "dims", "memory_limit", "constraints", "micro_batches", "schedule", "recompute",
-        "kernels", "cp", "ep", "expert_load", "expert_capacity", "replicated_experts", "mode", "time_limit", "discover",
+        "offload", "kernels", "cp", "ep",
+        "expert_load", "expert_capacity", "replicated_experts", "mode", "time_limit", "discover",
         "deterministic",
     }
 )  # fmt: skip

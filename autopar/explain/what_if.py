@@ -31,6 +31,7 @@ from autopar.request.argument_types import Branch
 from autopar.request.axis_ways import ContextParallelism, ExpertParallelism
 from autopar.request.constraints import Recompute
 from autopar.request.expert_load import ExpertLoad
+from autopar.request.offload import Offload
 from autopar.request.replicated_experts import ReplicatedExperts
 from autopar.request.search_mode import Mode
 
@@ -84,6 +85,7 @@ class Planner:
         micro_batches: int | None = None,
         schedule: str | None = None,
         recompute: Recompute | None = None,
+        offload: Offload | None = None,
         kernels: Sequence[str] | None = None,
         cp: ContextParallelism | None = None,
         ep: ExpertParallelism | None = None,
@@ -110,6 +112,7 @@ class Planner:
             micro_batches=micro_batches,
             schedule=schedule,
             recompute=recompute,
+            offload=offload,
             kernels=kernels,
             cp=cp,
             ep=ep,

@@ -19,6 +19,8 @@ from autopar.request.offload import PARAMETERS
 
 PARTS = "parameters, gradients and optimizer state, were they split over all devices"
 
+LARGEST = "the largest parameter, were it split over all devices"
+
 
 def least_state_bytes(states: Mapping[str, StateBytes], query: Query) -> float:
     """A bound on the bytes per device: every parameter with gradient and state, over all devices."""
@@ -31,12 +33,19 @@ def least_state_bytes(states: Mapping[str, StateBytes], query: Query) -> float:
 
 
 def why_nothing_fits(query: Query, meshes: Sequence[Mesh]) -> DoesNotFit | None:
-    """The failure of all meshes where the states alone are too large, if they are and must stay on the devices. It
-    names the mesh that has one axis across nodes and one inside, if there is one: changes that would fit are looked for
-    on it."""
-    least = least_state_bytes(query.state_bytes, query)
-    if least <= query.budget_bytes or PARAMETERS in query.may_wait_on_host:
+    """The failure of all meshes where the states alone are too large, if they are; where they may wait on the host, the
+    largest parameter, which is read on the device. It names the mesh that has one axis across nodes and one inside, if
+    there is one: changes that would fit are looked for on it."""
+    part, least = PARTS, least_state_bytes(query.state_bytes, query)
+    if PARAMETERS in query.may_wait_on_host:
+        part, least = LARGEST, _largest_parameter(query) / query.cluster.num_devices
+    if least <= query.budget_bytes:
         return None
     per_node = query.cluster.devices_per_node
     ordinary = (mesh for mesh in meshes if len(mesh.shape) == 2 and mesh.shape[1] == per_node)
-    return DoesNotFit(next(ordinary, meshes[0]), least, query.budget_bytes, {PARTS: least})
+    return DoesNotFit(next(ordinary, meshes[0]), least, query.budget_bytes, {part: least})
+
+
+def _largest_parameter(query: Query) -> int:
+    entries = [entry for entry in query.program.inputs if entry.role == "parameter"]
+    return max((math.prod(entry.shape) * entry.dtype.itemsize for entry in entries), default=0)

@@ -29,7 +29,7 @@ from autopar.passes.lowering.chain import add_up_parts, lowered_step
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.lowered_bytes import measured_bytes
 from autopar.planner.memory.resident_states import ResidentStates, resident_states
-from autopar.planner.memory.shortage import DoesNotFit
+from autopar.planner.memory.shortage import DoesNotFit, SearchEnded
 from autopar.planner.memory.time_segments import module_segments
 from autopar.planner.one_mesh.context_notes import context_notes
 from autopar.planner.one_mesh.copy_ahead import with_copies_ahead
@@ -192,6 +192,9 @@ def _recomputed(query: Query, attempt: Attempt, searches: Iterable[WithinMemory]
             return _within_memory(query, attempt, search)
         except DoesNotFit as found:
             failure = found if failure is None or found.needed_bytes < failure.needed_bytes else failure
+        except SearchEnded:
+            if failure is None:
+                raise
     assert failure is not None, "segments by themselves are tried in any case"
     raise failure
 
