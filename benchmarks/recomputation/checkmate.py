@@ -8,7 +8,8 @@
 
 The objective is the seconds of all R. Values have a row each, since an operator may make several. Sums of bytes are
 linear, so U is written out: U[t, k] = sum of S[t, v] + what ran up to k - what was freed before k. Seconds are
-counted in whole units (`SECONDS_UNITS`), bytes exactly. Checkmate lets operators of backward run again, too; `forward_only` takes that away, for a smaller program.
+counted in whole units (`SECONDS_UNITS`), bytes exactly. Checkmate lets operators of backward run again, too;
+`forward_only` takes that away, for a smaller program.
 """
 
 from __future__ import annotations

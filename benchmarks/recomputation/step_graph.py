@@ -8,7 +8,6 @@ of a value, and a copy lives until its last reader: `peak_bytes` is the same jud
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
