@@ -91,10 +91,10 @@ class _Program:
         for k in range(t + 1):
             for v in graph.reads[k]:
                 model.add(runs[t, k] <= runs[t, graph.makers[v]] + kept.get((t, v), 0))
-        held = sum(self.units[v] * kept[t, v] for v in present)
+        held = cp_model.LinearExpr.sum([self.units[v] * kept[t, v] for v in present])
         for k in range(t + 1):
             made = graph.made(k)
-            held += sum(self.units[v] * runs[t, k] for v in made)
+            held += sum(self.units[v] for v in made) * runs[t, k]
             model.add(held <= self.room)
             for v in {*graph.reads[k], *made}:
                 held -= self.units[v] * self._freed(t, k, v)

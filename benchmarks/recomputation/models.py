@@ -23,8 +23,11 @@ from benchmarks.recomputation.step_graph import StepGraph
 BATCH, SIDE = 16, 32
 
 
-def _convolution(channels_in: int, channels_out: int, size: int = 3, **options: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(channels_in, channels_out, size, padding=size // 2, **options), nn.ReLU())
+def _convolution(
+    channels_in: int, channels_out: int, size: int = 3, *, stride: int = 1, groups: int = 1
+) -> nn.Sequential:
+    convolution = nn.Conv2d(channels_in, channels_out, size, stride, padding=size // 2, groups=groups)
+    return nn.Sequential(convolution, nn.ReLU())
 
 
 def vgg() -> nn.Module:
