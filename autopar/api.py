@@ -163,8 +163,7 @@ def compile(
     micro_batches: parts of the batch that a call runs in turn; default: one, or more where memory asks for it.
     recompute: "none", "selective" or "full" in every block; default: as memory asks.
     offload: what may wait in the memory of the host where that of the device is short: "activations", "parameters"
-        (with gradients and the optimizer's state, whose step then runs on the host), "all" or "none"; default: both,
-        where nothing fits otherwise.
+        (with gradients and the optimizer's state, whose step then runs on the host), "all" or "none", the default.
     kernels: kinds of groups of operators that run as kernels of ours ("rms_norm", "cross_entropy", ...), (): none;
         default: on GPUs those that cost less.
     cp: how attention runs over an axis `cp` of dims: "ring", "ulysses" or "gather"; default: what costs least. ep: how

@@ -62,7 +62,7 @@ def model_options(command: Command) -> Command:
         click.option("--recompute", type=OneOf(get_args(Recompute)), help="Default: as memory asks."),
         click.option(
             "--offload", type=OneOf(OFFLOADS),
-            help="What may wait on the host where memory is short. Default: all, where nothing fits otherwise.",
+            help="What may wait on the host where memory is short. Default: nothing.",
         ),
         click.option("--schedule", help="Of a pipeline (--dims pp=2): 1f1b, zb-h1, ... Default: the best simulated."),
         click.option(

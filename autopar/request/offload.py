@@ -5,8 +5,7 @@
     all            both
     none           nothing
 
-What is asked for is chosen where it makes room that memory lacks; without a word both may be, where nothing fits
-otherwise.
+What is asked for is chosen where it makes room that memory lacks; without a word nothing is.
 """
 
 from __future__ import annotations
@@ -45,6 +44,6 @@ def why_not(cluster: Cluster) -> str | None:
 
 def may_wait(asked: Offload | None) -> frozenset[str]:
     """Of "activations" and "parameters", what an answer allows."""
-    if asked in (None, "all"):
+    if asked == "all":
         return _BOTH
     return _BOTH & {str(asked)}

@@ -5,7 +5,7 @@
               transients that round 0 showed
     round 2   the same with the transients of round 1, should its program hold more than the limit
     again     where blocks made again one by one do not fit, the same with spans of blocks (`spans.py`), and nested
-    last      where nothing else fits, or where it was asked for, with the memory of the host (`host_labels.py`)
+    first     where it was asked for, with the memory of the host (`host_labels.py`), if copies hide; else last
 
 So the limit holds for the program that runs, whatever the rows leave out.
 """
