@@ -100,13 +100,14 @@ class Request:
         check_replicated(self.replicated_experts, self.ep, self.expert_load is not None, has_axis)
         if self.recompute is not None:
             check_recompute(self.recompute, "the plan")
-        check_offload(self.offload, self.cluster)
         check_equal_bits(
             self.deterministic, self.cluster, self.mesh, self.dims, self.schedule, self.micro_batches
         )
         check_stages(self.cluster, self.mesh, self.dims, self.schedule)
         is_free = self.mesh is None and self.dims is None
-        if not is_free and pipeline_request(self.cluster, self.mesh, self.dims, self.schedule) is None:
+        has_stages = not is_free and pipeline_request(self.cluster, self.mesh, self.dims, self.schedule) is not None
+        check_offload(self.offload, self.cluster, has_stages)
+        if not is_free and not has_stages:
             check_axes(self.cluster, self.mesh, without_stages(self.dims))
 
     def as_question(self, program: Program) -> dict[str, Any]:

@@ -22,15 +22,20 @@ ACTIVATIONS, PARAMETERS = "activations", "parameters"
 _BOTH = frozenset({ACTIVATIONS, PARAMETERS})
 
 
-def check_offload(asked: str | None, cluster: Cluster) -> None:
-    """Raise ConfigurationError for what there is not, and for a cluster whose host cannot take it."""
+def check_offload(asked: str | None, cluster: Cluster, has_stages: bool) -> None:
+    """Raise ConfigurationError for what there is not, for a cluster whose host cannot take it, and beside stages, which
+    are planned without."""
     if asked is None:
         return
     if asked not in OFFLOADS:
         near = did_you_mean(asked, OFFLOADS)
         raise ConfigurationError(f"offload={asked!r}: write one of {', '.join(OFFLOADS)}{near}")
-    if asked != "none" and (reason := why_not(cluster)):
+    if asked == "none":
+        return
+    if reason := why_not(cluster):
         raise ConfigurationError(f"offload={asked!r}: {reason}")
+    if has_stages:
+        raise ConfigurationError(f"offload={asked!r}: stages are planned without the host; leave out pp= or offload=")
 
 
 def why_not(cluster: Cluster) -> str | None:

@@ -114,13 +114,13 @@ class WithinMemory:
         query: Query, mesh: Mesh, plain: Built, lifetimes: Lifetimes, starts: Sequence[Labels]
     ) -> Iterator[WithinMemory]:
         """The problems to try in turn, until one has an answer: every segment made again by itself, then spans of
-        segments (`spans.py`), then these nested (`nested_spans.py`), where they hold less, then with the memory of the
-        host, copies hidden and not. "full" begins with the cut that holds least; where the host was asked for, hidden
-        copies come first. What else is held, the one before tells the nested ones: each is asked for behind the other.
+        segments (`spans.py`), then these nested (`nested_spans.py`), where they hold less. "full" begins with the cut
+        that holds least; where the host was asked for, it comes first with copies that hide, and last with others. What
+        else is held, the one before tells the nested ones: each is asked for behind the other.
         """
         of = partial(WithinMemory.of, query, mesh, plain, starts=starts)
-        asked, on_host = query.offload is not None, bool(query.may_wait_on_host)
-        if on_host and asked:
+        on_host = bool(query.may_wait_on_host)
+        if on_host:
             yield of(lifetimes, hidden_copies=True)
         by_operator = recompute_of(query.program, query.constraints)
         may_repeat = repeatable(plain, query.recompute, by_operator)
@@ -139,8 +139,6 @@ class WithinMemory:
                 search = of(lifetimes.joined(nested.starts, nested.given_up(lifetimes)))
                 if search.least_bytes <= query.budget_bytes:
                     yield search
-        if on_host and not asked:
-            yield of(lifetimes, hidden_copies=True)
         if on_host:
             yield of(lifetimes, hidden_copies=False)
 

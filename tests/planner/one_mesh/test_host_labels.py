@@ -142,3 +142,9 @@ def test_a_cluster_without_a_host_says_so() -> None:
         autopar.plan(model, (x,), cluster="1 cpu", offload="all")
     with pytest.raises(ConfigurationError, match="write one of none, activations"):
         autopar.plan(model, (x,), cluster="1 cpu", offload="activation")
+
+
+def test_stages_are_not_planned_with_it_in_silence() -> None:
+    model, x = chain()
+    with pytest.raises(ConfigurationError, match="leave out pp= or offload="):
+        autopar.plan(model, (x,), cluster="8 H100-SXM", dims={"pp": 2, "dp_shard": 4}, offload="all")
