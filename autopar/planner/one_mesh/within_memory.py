@@ -132,7 +132,7 @@ class WithinMemory:
         if is_smaller:
             yield (search := of(lifetimes.joined(cut)))
         room = query.budget_bytes - search.least_bytes + spans.peak(cut if is_smaller else alone)
-        seconds = _seconds_of_segments(plain, lifetimes, starts[0])
+        seconds = seconds_of_segments(plain, lifetimes, starts[0])
         for share in LIMITS.nested_rooms if query.recompute != "none" else ():
             nested = fastest_nested(spans, seconds, share * room)
             if nested is not None and nested.starts != alone:
@@ -269,7 +269,7 @@ def local_bytes(built: Built, mesh: Mesh, labels: Labels, value: Value) -> float
     return tensor_bytes(node, output) * local_fraction(layout, shape_of(node, output), mesh)
 
 
-def _seconds_of_segments(built: Built, lifetimes: Lifetimes, labels: Labels) -> list[float]:
+def seconds_of_segments(built: Built, lifetimes: Lifetimes, labels: Labels) -> list[float]:
     """Of the operators of forward, under labels of the plain problem."""
     seconds = [0.0] * len(lifetimes.segments.names)
     for node, segment in lifetimes.segment.items():

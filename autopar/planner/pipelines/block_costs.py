@@ -13,17 +13,18 @@ the runtime does once (`step_values`): once per step. What recomputation adds: t
 leads to the gradient of one parameter and to nothing else is W, as the runtime splits backward; the reduction of a
 gradient is W too, where it is done for every micro-batch.
 
-Where bytes belong. A value that backward reads: to the segment that reads it, its own or else the first. A parameter
-with its state: to every segment that reads it. A value of forward that a later segment reads crosses all borders
-between, but for what every stage makes for itself (`passes/stages/place_stages.py`): masks, and casts of parameters
-that several stages read. Of such a parameter each stage has a gradient of its own, which they add up once per step.
+Where bytes belong. A value that backward reads: to the segment that reads it, its own or else the first; a stage behind
+that reads it too has a copy of its own. A parameter with its state: to every segment that reads it. A value of forward
+that a later segment reads crosses all borders between, but for what every stage makes for itself
+(`passes/stages/place_stages.py`): masks, and casts of parameters that several stages read. Of such a parameter each
+stage has a gradient of its own, which they add up once per step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ from autopar.layouts.placement import Mesh
 from autopar.passes.arguments import argument
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.live_bytes import LiveBytes, find_live_bytes
-from autopar.planner.memory.recomputation import DROPPED, RECOMPUTED, SAVED, expand, with_states
+from autopar.planner.memory.recomputation import DROPPED, RECOMPUTED, SAVED, expand, state_of, with_states
 from autopar.planner.pipelines.block_table import MODES, BlockTable
 from autopar.planner.pipelines.gradient_totals import adding_seconds
 from autopar.planner.pipelines.runs import Runs
@@ -143,6 +144,7 @@ def block_table(
         weight_saved_bytes=added(each.weight_saved for each in bytes_.values()),
         forward_extra_bytes=largest(each.extra[FORWARD] for each in bytes_.values()),
         backward_extra_bytes=largest(each.extra[BACKWARD] for each in bytes_.values()),
+        arrived_bytes=np.stack([each.arrived[_ends_of(runs)] for each in bytes_.values()]),
         state_bytes=added([bytes_[base].states])[0],
         update_bytes=added([bytes_[base].updates])[0],
         once_seconds=added([seconds[base].once])[0],
@@ -152,6 +154,11 @@ def block_table(
         twin_seconds=np.array([send_seconds(size) for size in parameters], dtype=np.float64),
         shared=tuple((blocks, send_seconds(size)) for blocks, size in _shared_parameters(solved, runs)),
     )
+
+
+def _ends_of(runs: Runs) -> list[int]:
+    """The last segment of every run but the last."""
+    return [segment for segment, (run, behind) in enumerate(pairwise(runs.of_segment)) if run != behind]
 
 
 def weight_operators(program: Program, lifetimes: Lifetimes) -> set[fx.Node]:
@@ -294,6 +301,8 @@ class _Bytes:
         self.states: Floats = np.zeros(size)
         self.updates: Floats = np.zeros(size)
         self.saved: Floats = np.zeros(size)
+        self.arrived: Floats = np.zeros(size)
+        """Behind every segment, what a stage that begins there keeps of what a segment in front counts."""
         self._change = np.zeros(self.lifetimes.end + 2)
         late = solved.weights | {node for node in self.lifetimes.in_order if weight_share(node)}
         self._read_by_weights = {value for node in late for value in _operands(node)}
@@ -323,6 +332,7 @@ class _Bytes:
         elif live.first < self._turn <= live.last:
             keeper = self._keeper(variable.node)
             self.saved[keeper] += held
+            self.arrived[keeper : max(self._wanted_in(variable), default=keeper)] += held
             if self._read_by_weights.isdisjoint(_values(variable.node)):
                 self._freed.setdefault(keeper, []).append((live.last, held))
         else:
@@ -358,6 +368,13 @@ class _Bytes:
         }
         return own if own in readers or not readers else min(readers)
 
+    def _wanted_in(self, variable: Variable) -> set[int]:
+        """The segments whose backward reads an operator of forward, or makes again what reads it."""
+        node, lifetimes = variable.node, self.lifetimes
+        if node not in lifetimes.segment:
+            return set()
+        return lifetimes.backward_segments(node) if variable.availability is None else lifetimes.reading_segments(node)
+
     def _extra(self) -> Floats:
         """(2, segments) the most that comes and goes within a pass; what the segment itself keeps makes room in
         backward behind its last reader, but for what W reads."""
@@ -367,7 +384,26 @@ class _Bytes:
             segment = self.lifetimes.segment[node]
             room = sum(size for last, size in self._freed.get(segment, ()) if last < position) if late else 0.0
             found[late, segment] = max(found[late, segment], held - room)
+        found[BACKWARD] += self._passed_through()
         return found
+
+    def _passed_through(self) -> Floats:
+        """(segments,) the largest value on the way through a span, which live bytes leave out (`live_bytes.py`)."""
+        found = np.zeros(len(self.saved))
+        for node, segment in self.lifetimes.segment.items():
+            if not self.lifetimes.is_span(segment) or node.meta["phase"] == "backward":
+                continue
+            variable, label = self.built.variables[self.built.operators[node]], self._label_of(node)
+            if state_of(variable, label) == RECOMPUTED:
+                for output, layouts in enumerate(variable.layouts):
+                    if layouts is not None and (node, output) not in self.lifetimes.backward_readers:
+                        layout = layouts.distinct[layouts.index[label]]
+                        part = local_fraction(layout, shape_of(node, output), self._mesh)
+                        found[segment] = max(found[segment], part * tensor_bytes(node, output))
+        return found
+
+    def _label_of(self, node: fx.Node) -> int:
+        return int(self.labels[self.built.operators[node]])
 
     def _weight_saved(self) -> Floats:
         """What the operators of W read, but for parameters."""

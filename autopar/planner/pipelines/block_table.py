@@ -60,6 +60,9 @@ class BlockTable:
     once_seconds: Floats
     send_bytes: Floats
     send_seconds: Floats
+    arrived_bytes: Floats | None = None
+    """(R, N - 1), None counts as 0: of what crosses a border, what the stage behind it keeps too, beside a block in
+    front that counts it."""
     update_bytes: Floats | None = None
     parameter_bytes: Floats | None = None
     twin_seconds: Floats | None = None
@@ -89,6 +92,7 @@ class BlockTable:
                 if getattr(self, name) is not None
             },
             **dict.fromkeys(_BY_MODE, shape),
+            **({} if self.arrived_bytes is None else {"arrived_bytes": (shape[0], shape[1] - 1)}),
             **dict.fromkeys(("state_bytes", "once_seconds"), shape[1:]),
             **dict.fromkeys(("send_bytes", "send_seconds"), (shape[1] - 1,)),
             **{
@@ -150,7 +154,7 @@ class BlockTable:
             backward_seconds=float(self.backward_seconds[mode, run].sum()) + self.pass_seconds,
             weight_seconds=float(self.weight_seconds[mode, run].sum()),
             send_bytes=float(self.send_bytes[end - 1]) if end < self.num_blocks else 0.0,
-            saved_bytes=float(self.saved_bytes[mode, run].sum()),
+            saved_bytes=float(self.saved_bytes[mode, run].sum() + self.arrived(mode)[first]),
             weight_saved_bytes=float(self.weight_saved_bytes[mode, run].sum()),
             forward_extra_bytes=float(self._beside(self.forward_extra_bytes, self.saved_bytes, mode, run)),
             backward_extra_bytes=float(self._beside(self.backward_extra_bytes, self.freed_bytes, mode, run)),
@@ -158,6 +162,10 @@ class BlockTable:
             update_bytes=0.0 if self.update_bytes is None else float(self.update_bytes[run].sum()),
             once_seconds=float(self.once_seconds[run].sum()) + added + self._shared_seconds(first, end),
         )
+
+    def arrived(self, mode: int) -> Floats:
+        """(N,) `arrived_bytes` of a stage that begins with each block."""
+        return np.zeros(self.num_blocks) if self.arrived_bytes is None else np.append(0.0, self.arrived_bytes[mode])
 
     @property
     def freed_bytes(self) -> Floats:

@@ -107,12 +107,7 @@ def try_families(
 
     Raises ConfigurationError where the blocks do not fill the ranks.
     """
-    possible = [
-        (family, chunks)
-        for family in families
-        for chunks in FAMILIES[family].chunks
-        if chunks * num_ranks <= table.num_blocks and not (FAMILIES[family].both_ways and num_ranks % 2)
-    ]
+    possible = _possible(table, num_ranks, families)
     if not possible:
         if all(FAMILIES[family].both_ways for family in families):
             check_both_ways(num_ranks)
@@ -123,6 +118,27 @@ def try_families(
         )
     tried = [_fitted(table, num_ranks, micro_batches, family, chunks) for family, chunks in possible]
     return sorted(tried, key=_step_seconds)
+
+
+def without_limit(
+    table: BlockTable, num_ranks: int, micro_batches: int, families: Sequence[str] = COMPARED
+) -> list[Pipeline]:
+    """The pipelines that `try_families` looks at, as they are without a memory limit, the fastest in front."""
+    found = [
+        _one_pipeline(table, num_ranks, micro_batches, family, chunks, math.inf)
+        for family, chunks in _possible(table, num_ranks, families)
+    ]
+    return sorted((each for each in found if each is not None), key=lambda each: each.step_seconds)
+
+
+def _possible(table: BlockTable, num_ranks: int, families: Sequence[str]) -> list[tuple[str, int]]:
+    """Families with numbers of chunks that the blocks fill."""
+    return [
+        (family, chunks)
+        for family in families
+        for chunks in FAMILIES[family].chunks
+        if chunks * num_ranks <= table.num_blocks and not (FAMILIES[family].both_ways and num_ranks % 2)
+    ]
 
 
 def _fitted(table: BlockTable, num_ranks: int, micro_batches: int, family: str, chunks: int) -> Tried:

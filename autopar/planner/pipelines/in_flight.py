@@ -31,6 +31,16 @@ def in_flight(family: str, num_ranks: int, micro_batches: int, chunks: int = 1) 
     return most_kept(build_schedule(family, num_ranks, counted, chunks))
 
 
+def kept_by_stage(schedule: Schedule) -> tuple[int, ...]:
+    """For each stage, the most micro-batches between F and their B or I."""
+    most, live = [0] * schedule.num_stages, [0] * schedule.num_stages
+    for actions in schedule.ranks:
+        for action in actions:
+            live[action.stage] += {"F": 1, "W": 0}.get(action.kind, -1) if action.micro_batch >= 0 else 0
+            most[action.stage] = max(most[action.stage], live[action.stage])
+    return tuple(most)
+
+
 def most_kept(schedule: Schedule) -> tuple[int, ...]:
     """For each rank, the most chunks between F and their B or W."""
     found = []

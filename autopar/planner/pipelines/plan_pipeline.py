@@ -33,6 +33,7 @@ from autopar.planner.pipelines.choose_pipeline import Pipeline, Tried, families_
 from autopar.planner.pipelines.pipeline_bound import least_step_seconds, least_unequal_seconds
 from autopar.planner.pipelines.runs import Runs, find_runs
 from autopar.planner.pipelines.solved_submeshes import SubMeshes
+from autopar.planner.pipelines.spanned_stages import Spanned, with_spans
 from autopar.planner.pipelines.submesh import solved_on, tables_of
 from autopar.planner.pipelines.unequal_groups import Unequal, best_unequal
 from autopar.planner.pipelines.write_groups import unequal_plan
@@ -68,6 +69,14 @@ class _Found:
     pipeline: Pipeline
     tried: Sequence[Tried]
     least_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _OnMesh:
+    """A plan of the sub-mesh, and the stages that were made of it."""
+
+    candidate: Candidate
+    stages: Spanned
 
 
 def plan_pipeline(query: Query, asked: PipelineRequest) -> Plan:
@@ -201,8 +210,9 @@ def _best_on(query: Query, part: Query, asked: PipelineRequest, meshes: Sequence
     families = families_for(asked.family)
     count = 1 if part.micro is None else part.micro.count
     tried: list[Tried] = []
+    blocks: list[_OnMesh] = []
     modes = MODES if query.recompute is None else (query.recompute,)
-    for share in LIMITS.sub_mesh_memory:
+    for share in LIMITS.sub_mesh_memory if part.cluster.num_devices > 1 else (1.0,):
         budget = share * asked.num_groups * query.budget_bytes
         chosen: Chosen = choose_mesh(replace(part, budget_bytes=budget, recompute=None), meshes)
         if chosen.best is None:
@@ -212,20 +222,45 @@ def _best_on(query: Query, part: Query, asked: PipelineRequest, meshes: Sequence
         solved = solved_on(part, chosen.best, lifetimes)
         tables = tables_of(query, replace(part, budget_bytes=query.budget_bytes), solved, runs, asked.num_groups, modes)
         tried = try_tables(tables, asked.num_groups, count, families)
-        best = tried[0].pipeline
-        if best is not None:
-            check_cut(part, runs, best)
-            return _Found(
-                query=part,
-                candidate=chosen.best,
-                solved=solved,
-                runs=runs,
-                pipeline=best,
-                tried=tried,
-                least_seconds=_least_seconds(tables, asked, count),
-            )
-    seen = [one.least_peak_bytes for one in tried if one.least_peak_bytes is not None]
-    raise _too_full(query, asked, count, min(seen, default=None))
+        blocks.append(_OnMesh(chosen.best, Spanned(solved=solved, runs=runs, tables=tables, tried=tried)))
+        if tried[0].pipeline is not None:
+            break
+    found, spans = blocks[-1], list[_OnMesh]()
+    if found.stages.pipeline is None or query.recompute == "full":
+        spans = list(_in_spans(query, part, asked, count, blocks))
+        found = next((each for each in spans if _is_better(each.stages, blocks[-1].stages)), found)
+    if found.stages.pipeline is None:
+        seen = [one.least_peak_bytes for each in (*blocks, *spans) for one in each.stages.tried]
+        raise _too_full(query, asked, count, min((each for each in seen if each is not None), default=None))
+    check_cut(part, found.stages.runs, found.stages.pipeline)
+    return _Found(
+        query=part,
+        candidate=found.candidate,
+        solved=found.stages.solved,
+        runs=found.stages.runs,
+        pipeline=found.stages.pipeline,
+        tried=found.stages.tried,
+        least_seconds=_least_seconds(blocks[-1].stages.tables, asked, count),
+    )
+
+
+def _in_spans(
+    query: Query, part: Query, asked: PipelineRequest, count: int, blocks: Sequence[_OnMesh]
+) -> Iterator[_OnMesh]:
+    """The same sub-meshes with spans of blocks in the stages."""
+    families = families_for(asked.family)
+    for each in blocks:
+        one = each.stages
+        found = with_spans(query, part, one.solved, one.runs, one.tables[-1], asked.num_groups, count, families)
+        if found is not None:
+            yield replace(each, stages=found)
+
+
+def _is_better(spans: Spanned, blocks: Spanned) -> bool:
+    """Whether spans fit where blocks do not, or hold less."""
+    if spans.pipeline is None or blocks.pipeline is None:
+        return spans.pipeline is not None
+    return spans.pipeline.peak_bytes < (1.0 - LIMITS.least_relief_of_spans) * blocks.pipeline.peak_bytes
 
 
 def _shortage(query: Query, asked: PipelineRequest, count: int, failure: Exception) -> Exception:

@@ -25,7 +25,7 @@ from autopar.planner.one_mesh.mesh_plan import plan_of
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.pipelines.block_costs import Labels, Solved
 from autopar.planner.pipelines.choose_pipeline import Pipeline
-from autopar.planner.pipelines.runs import Runs
+from autopar.planner.pipelines.runs import THROUGH, Runs
 from autopar.planner.pipelines.stage_search import StageChoice
 from autopar.planner.pipelines.submesh import whole_mesh
 from autopar.planner.problem.build import Built
@@ -108,7 +108,8 @@ def stage_plans(runs: Runs, pipeline: Pipeline) -> tuple[StagePlan, ...]:
 
 def stage_name(runs: Runs, first: int, end: int) -> str:
     """The blocks of a stage by the first and the last one."""
-    return runs.names[first] if end == first + 1 else f"{runs.names[first]} .. {runs.names[end - 1]}"
+    begin, last = runs.names[first].split(THROUGH)[0], runs.names[end - 1].split(THROUGH)[-1]
+    return begin if begin == last else f"{begin}{THROUGH}{last}"
 
 
 def _with_recomputation(solved: Solved, runs: Runs, pipeline: Pipeline) -> tuple[Built, Labels]:

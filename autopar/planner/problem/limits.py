@@ -156,6 +156,10 @@ class Limits:
     """How often a cut that holds too much when played is made again under a lower limit."""
     settling_safety: float = 0.99
     """Of the limit that would just fit, when the cut is made again."""
+    spanned_pipelines: int = 3
+    """Pipelines without a memory limit, the fastest ones, whose stages are cut into spans where blocks do not fit."""
+    stage_rooms: tuple[float, ...] = (1.0, 0.93, 0.85, 0.7, 0.5, 0.35)
+    """Parts of the room of a stage in which its spans are cut, as `nested_rooms`: until a smaller one is slower."""
     unequal_stages: int = 32
     """Of a pipeline on groups of different sizes, at most."""
     near_unequal: float = 1.5

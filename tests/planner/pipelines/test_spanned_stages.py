@@ -1,0 +1,49 @@
+"""Spans of blocks in the stages of a pipeline: what fits by them, what they hold, and what a plan says of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from autopar.capture import capture
+from autopar.errors import InfeasibleError
+from tests.planner.pipelines.chains import ACTIVATION, PARTS, ROWS, STATES, WIDTH, chain, most_passes, planned
+from tests.planner.pipelines.rank_memory import held_peaks
+
+MOST_ABOVE = 0.25
+"""Of a peak, by which the played one may be above what is held: at one of seven activations."""
+
+
+@pytest.mark.exhaustive(sample=["1f1b-14.0-1", "1f1b-9.0-7"])
+@pytest.mark.parametrize(
+    ("schedule", "activations", "times"),
+    [("1f1b", 40.0, 0), ("1f1b", 14.0, 1), ("1f1b", 9.0, 7), ("gpipe", 18.0, 3), ("interleaved", 14.0, 1)],
+)
+def test_stages_fit_by_spans_and_hold_what_is_said(schedule: str, activations: float, times: int) -> None:
+    plan = planned(activations, schedule)
+    assert most_passes(plan) == times
+    assert any("recomputes: full" in note for note in plan.notes) == bool(times)
+    program = capture(chain(), (torch.zeros(ROWS, WIDTH, dtype=torch.float64),))
+    held, said = max(held_peaks(program, plan)) + STATES, plan.predicted.peak_bytes
+    assert held <= said <= activations * ACTIVATION
+    assert said <= (1.0 + MOST_ABOVE) * held
+
+
+def test_stages_are_named_by_the_blocks_at_their_ends() -> None:
+    stages = [note for note in planned(14.0).notes if note.startswith("stage ")]
+    assert [note.split(":")[0] for note in stages] == [
+        "stage 0 on group 0 (layers.0 .. layers.7)",
+        "stage 1 on group 1 (layers.8 .. the model)",
+    ]
+
+
+def test_without_recomputation_there_are_no_spans() -> None:
+    with pytest.raises(InfeasibleError, match="no pipeline of 2 groups"):
+        planned(14.0, recompute="none")
+
+
+def test_full_recomputation_takes_spans_where_they_hold_less() -> None:
+    full, none = planned(1000.0, recompute="full"), planned(1000.0)
+    assert most_passes(full) == 1
+    assert full.predicted.peak_bytes < 0.7 * none.predicted.peak_bytes
+    assert full.micro_batches == PARTS
