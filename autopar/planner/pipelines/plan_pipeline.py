@@ -225,13 +225,8 @@ def _best_on(query: Query, part: Query, asked: PipelineRequest, meshes: Sequence
         blocks.append(_OnMesh(chosen.best, Spanned(solved=solved, runs=runs, tables=tables, tried=tried)))
         if tried[0].pipeline is not None:
             break
-    found, spans = blocks[-1], list[_OnMesh]()
-    if found.stages.pipeline is None or query.recompute == "full":
-        spans = list(_in_spans(query, part, asked, count, blocks))
-        found = next((each for each in spans if _is_better(each.stages, blocks[-1].stages)), found)
-    if found.stages.pipeline is None:
-        seen = [one.least_peak_bytes for each in (*blocks, *spans) for one in each.stages.tried]
-        raise _too_full(query, asked, count, min((each for each in seen if each is not None), default=None))
+    found = _fitting(query, part, asked, count, blocks)
+    assert found.stages.pipeline is not None
     check_cut(part, found.stages.runs, found.stages.pipeline)
     return _Found(
         query=part,
@@ -244,16 +239,24 @@ def _best_on(query: Query, part: Query, asked: PipelineRequest, meshes: Sequence
     )
 
 
-def _in_spans(
-    query: Query, part: Query, asked: PipelineRequest, count: int, blocks: Sequence[_OnMesh]
-) -> Iterator[_OnMesh]:
-    """The same sub-meshes with spans of blocks in the stages."""
-    families = families_for(asked.family)
-    for each in blocks:
-        one = each.stages
-        found = with_spans(query, part, one.solved, one.runs, one.tables[-1], asked.num_groups, count, families)
-        if found is not None:
-            yield replace(each, stages=found)
+def _fitting(query: Query, part: Query, asked: PipelineRequest, count: int, blocks: Sequence[_OnMesh]) -> _OnMesh:
+    """The last one where it fits, else the first with spans of blocks that does; where "full" was asked for, what holds
+    less. Raises InfeasibleError where nothing fits."""
+    last, seen = blocks[-1], list(blocks)
+    fits = last.stages.pipeline is not None
+    if fits and query.recompute != "full":
+        return last
+    for each in [last] if fits else blocks:
+        one, families = each.stages, families_for(asked.family)
+        spans = with_spans(query, part, one.solved, one.runs, one.tables[-1], asked.num_groups, count, families)
+        if spans is not None:
+            seen.append(replace(each, stages=spans))
+            if _is_better(spans, last.stages):
+                return seen[-1]
+    if fits:
+        return last
+    held = [one.least_peak_bytes for each in seen for one in each.stages.tried]
+    raise _too_full(query, asked, count, min((each for each in held if each is not None), default=None))
 
 
 def _is_better(spans: Spanned, blocks: Spanned) -> bool:
