@@ -28,7 +28,7 @@ from autopar.passes.lowering.micro_batch_graphs import for_micro_batches
 from autopar.passes.lowering.observers import Observer
 from autopar.passes.lowering.stage import LoweredStage, LoweredStep, StageContext
 from autopar.passes.lowering.step_halves import split_forward_backward
-from autopar.passes.overlap.copies_ahead import copies_ahead
+from autopar.passes.overlap.copies_ahead import copies_ahead, moved_ahead
 from autopar.passes.overlap.in_symmetric_memory import both_in_symmetric_memory, multiply_in_symmetric_memory
 from autopar.passes.overlap.overlapped import overlapped, overlapped_graph
 from autopar.passes.runner import Pass, pass_name, run_pass
@@ -128,15 +128,25 @@ def start_early(stage: LoweredStage, context: StageContext) -> LoweredStage:
 
     Stages of a pipeline run their collectives one by one.
     """
-    if context.in_pipeline:
-        return stage
     plan = context.plan
+    if context.in_pipeline:
+        return _copying_ahead(stage, plan.copy_ahead_bytes)
     parts = overlapped(stage.partition, plan.bucket_bytes, plan.product_chunks)
     on_host = {meaning.name for meaning in stage.program.inputs if meaning.on_host}
     if on_host and parts.backward is not None and not context.adds_up:
         gradients = [output.name for output in stage.program.outputs if output.role == "gradient"]
         parts = replace(parts, backward=with_gradients_sent(parts.backward, [name in on_host for name in gradients]))
     return replace(stage, split=copies_ahead(parts, plan.copy_ahead_bytes))
+
+
+def _copying_ahead(stage: LoweredStage, ahead_bytes: float) -> LoweredStage:
+    """A stage of a pipeline with the copies of its passes moved, each within its pass."""
+    parts, halves = copies_ahead(stage.partition, ahead_bytes), stage.halves
+    if halves is not None:
+        inputs, weights = (moved_ahead(graph, ahead_bytes) for graph in (halves.inputs, halves.weights))
+        assert parts.backward is not None
+        halves = replace(halves, whole=parts.backward, inputs=inputs, weights=weights)
+    return replace(stage, split=parts, halves=halves)
 
 
 def hold_sums(stage: LoweredStage, context: StageContext) -> LoweredStage:

@@ -37,6 +37,13 @@ def test_spans_in_stages_give_the_bits_of_saved_values(
     check(pool, plan)
 
 
+@pytest.mark.parametrize(("activations", "devices"), [(5.5, 1), pytest.param(12.0, 2, marks=pytest.mark.exhaustive)])
+def test_what_waits_on_the_host_gives_the_bits_of_what_stays(pool: Pool, activations: float, devices: int) -> None:
+    plan = planned(activations / devices, devices=devices, cluster=f"{2 * devices} H100-SXM", offload="activations")
+    assert plan.saved_on_host
+    check(pool, plan.with_(kernel_backend="eager"))
+
+
 def test_what_is_given_up_at_any_moment_is_made_again(pool: Pool) -> None:
     """By hand: everything is given up before every second operator of backward; slow, and right."""
     plan = planned(14.0)

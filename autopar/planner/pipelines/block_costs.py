@@ -22,6 +22,7 @@ stage has a gradient of its own, which they add up once per step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
@@ -36,8 +37,9 @@ from autopar.layouts.placement import Mesh
 from autopar.passes.arguments import argument
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.live_bytes import LiveBytes, find_live_bytes
-from autopar.planner.memory.recomputation import DROPPED, RECOMPUTED, SAVED, expand, state_of, with_states
-from autopar.planner.pipelines.block_table import MODES, BlockTable
+from autopar.planner.memory.recomputation import DROPPED, ON_HOST, RECOMPUTED, SAVED, expand, state_of, with_states
+from autopar.planner.one_mesh.host_labels import COPIES_AT_ONCE, HostLabels
+from autopar.planner.pipelines.block_table import HOST_MODES, MODES, RECOMPUTE_OF, BlockTable
 from autopar.planner.pipelines.gradient_totals import adding_seconds
 from autopar.planner.pipelines.runs import Runs
 from autopar.planner.pipelines.step_values import StepValues
@@ -49,10 +51,13 @@ from autopar.planner.problem.prices import Floats, Prices, tensor_bytes
 from autopar.planner.problem.strategies import local_fraction
 from autopar.planner.solver import evaluate, is_forbidden
 from autopar.program import Program
+from autopar.request.offload import ACTIVATIONS
 from autopar.rules.engine import tensor_operands
 
 Labels = NDArray[np.int64]
 FORWARD, BACKWARD, WEIGHT = 0, 1, 2
+AGAIN_FIRST, ON_HOST_FIRST = (RECOMPUTED, SAVED, DROPPED), (RECOMPUTED, ON_HOST, SAVED, DROPPED)
+"""The states that operators of a stage take, the first that they have: without and with the memory of the host."""
 STILL_SECONDS = 1e-7
 """Redistributions below this move nothing: they cost tie-breaks at most."""
 
@@ -74,10 +79,26 @@ class Solved:
         """The problem and labels with recomputation everywhere in one way; None where some value rules that out."""
         if mode == "none":
             return self.built, self.labels
-        built = expand(self.built, self.lifetimes, "selective" if mode == "selective" else "full")
-        labels = with_states(self.built, built, self.labels, (RECOMPUTED, SAVED, DROPPED))
+        built = expand(self.built, self.lifetimes, RECOMPUTE_OF[mode])
+        if mode in HOST_MODES:
+            built = self.with_host(built)
+        labels = with_states(self.built, built, self.labels, ON_HOST_FIRST if mode in HOST_MODES else AGAIN_FIRST)
         cost, _ = evaluate(built.problem, labels)
         return None if is_forbidden(np.array(cost)) else (built, labels)
+
+    def with_host(self, built: Built) -> Built:
+        """An expanded problem with labels of what waits on the host, at no cost: passes are priced with their copies
+        as a whole."""
+        labels = HostLabels(
+            cluster=self.prices.cluster,
+            mesh=self.mesh,
+            state_bytes=self.state_bytes,
+            lifetimes=self.lifetimes,
+            may_wait=(ACTIVATIONS,),
+            count=0,
+            hidden=False,
+        )
+        return labels.added(built, {})[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +108,10 @@ class SolvedWay:
     built: Built
     labels: Labels
     live_bytes: Sequence[LiveBytes]
+    moved_bytes: Floats
+    """(segments,) that wait on the host."""
+    ahead_bytes: float
+    """For copies that are under way."""
 
 
 def ways_of(solved: Solved, modes: Iterable[str] = MODES) -> dict[str, SolvedWay]:
@@ -97,8 +122,36 @@ def ways_of(solved: Solved, modes: Iterable[str] = MODES) -> dict[str, SolvedWay
         if expanded is not None:
             built, labels = expanded
             live_bytes = find_live_bytes(built, solved.mesh, solved.state_bytes, solved.lifetimes)
-            ways[mode] = SolvedWay(built=built, labels=labels, live_bytes=live_bytes)
+            moved = np.zeros(len(solved.lifetimes.segments.names))
+            largest = 0.0
+            for segment, held in _on_host(solved, built, labels):
+                moved[segment] += held
+                largest = max(largest, held)
+            ways[mode] = SolvedWay(
+                built=built,
+                labels=labels,
+                live_bytes=live_bytes,
+                moved_bytes=moved,
+                ahead_bytes=COPIES_AT_ONCE * largest,
+            )
     return ways
+
+
+def _on_host(solved: Solved, built: Built, labels: Labels) -> Iterator[tuple[int, float]]:
+    """(segment, bytes on one device) of every value that waits on the host."""
+    for node, index in built.operators.items():
+        variable, label = built.variables[index], int(labels[index])
+        if state_of(variable, label) == ON_HOST:
+            for output in solved.lifetimes.saved_outputs(node):
+                yield solved.lifetimes.segment[node], _local_bytes(variable, label, node, output, solved.mesh)
+
+
+def _local_bytes(variable: Variable, label: int, node: fx.Node, output: int, mesh: Mesh) -> float:
+    layouts = variable.layouts[output]
+    if layouts is None:
+        return 0.0
+    layout = layouts.distinct[layouts.index[label]]
+    return local_fraction(layout, shape_of(node, output), mesh) * tensor_bytes(node, output)
 
 
 def block_table(
@@ -110,10 +163,12 @@ def block_table(
     micro_batches: int,
     *,
     gather_once: bool = False,
+    copy_rates: tuple[float, float] = (math.inf, math.inf),
 ) -> BlockTable:
     """The table of a solved sub-mesh. send_seconds: of so many bytes from every device to its peer in the next stage.
 
     Outputs of the model live for the whole batch. gather_once: every stage gathers its parameters once per step.
+    copy_rates: bytes per second to the host and from there; copies hide behind the pass of their block.
     """
     seconds = {mode: _Seconds(solved, way.built, way.labels, gather_once) for mode, way in ways.items()}
     bytes_ = {mode: _Bytes(solved, way, micro_batches, gather_once) for mode, way in ways.items()}
@@ -128,6 +183,7 @@ def block_table(
             np.maximum.at(row, np.array(runs.of_segment), value)
         return rows
 
+    copies = added(way.moved_bytes for way in ways.values())
     sends = _crossing_bytes(solved, runs)
     parameters = added([_parameter_bytes(solved)])[0]
     return BlockTable(
@@ -137,8 +193,9 @@ def block_table(
         gather_once=gather_once,
         pass_seconds=host_pass_seconds(solved.prices.cluster.device),
         modes=tuple(ways),
-        forward_seconds=added(each.of_passes[FORWARD] for each in seconds.values()),
-        backward_seconds=added(each.of_passes[BACKWARD] for each in seconds.values()),
+        forward_seconds=np.maximum(added(s.of_passes[FORWARD] for s in seconds.values()), copies / copy_rates[0]),
+        backward_seconds=np.maximum(added(s.of_passes[BACKWARD] for s in seconds.values()), copies / copy_rates[1]),
+        ahead_bytes=max(way.ahead_bytes for way in ways.values()),
         weight_seconds=added(each.of_passes[WEIGHT] for each in seconds.values()),
         saved_bytes=added(each.saved for each in bytes_.values()),
         weight_saved_bytes=added(each.weight_saved for each in bytes_.values()),
@@ -315,7 +372,7 @@ class _Bytes:
                 self._read(live, micro_batches)
         if step is not None:
             self._hold_gathered(step)
-        self.extra = self._extra()
+        self.extra = self._extra() + way.ahead_bytes
         self.weight_saved = self._weight_saved()
 
     def _read(self, live: LiveBytes, micro_batches: int) -> None:
@@ -395,11 +452,11 @@ class _Bytes:
                 continue
             variable, label = self.built.variables[self.built.operators[node]], self._label_of(node)
             if state_of(variable, label) == RECOMPUTED:
-                for output, layouts in enumerate(variable.layouts):
-                    if layouts is not None and (node, output) not in self.lifetimes.backward_readers:
-                        layout = layouts.distinct[layouts.index[label]]
-                        part = local_fraction(layout, shape_of(node, output), self._mesh)
-                        found[segment] = max(found[segment], part * tensor_bytes(node, output))
+                for output in range(len(variable.layouts)):
+                    if (node, output) not in self.lifetimes.backward_readers:
+                        found[segment] = max(
+                            found[segment], _local_bytes(variable, label, node, output, self._mesh)
+                        )
         return found
 
     def _label_of(self, node: fx.Node) -> int:

@@ -11,7 +11,7 @@ on the fullest device of the sub-mesh.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,10 +19,21 @@ from numpy.typing import NDArray
 
 from autopar.cost_models.stage_costs import StageCosts
 from autopar.errors import ConfigurationError
+from autopar.request.constraints import Recompute
 
 Floats = NDArray[np.float64]
 MODES = ("none", "selective", "full")
 """Ways of recomputation."""
+HOST_MODES = ("saved on host", "borders on host")
+"""Ways in which what forward saves waits on the host: of "none", and of "full"."""
+RECOMPUTE_OF: Mapping[str, Recompute] = {
+    "none": "none",
+    "selective": "selective",
+    "full": "full",
+    "saved on host": "none",
+    "borders on host": "full",
+}
+"""What a way of a stage computes again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +83,8 @@ class BlockTable:
     shared: tuple[tuple[tuple[int, ...], float], ...] = ()
     """(blocks that read one parameter, seconds of adding up its gradients over two stages), once per step."""
     group: int = 0
+    ahead_bytes: float = 0.0
+    """For copies to the host and back that are under way, where something waits there; counted in the extra bytes."""
     gather_once: bool = False
     """Stages gather their parameters once per step."""
     pass_seconds: float = 0.0

@@ -28,13 +28,13 @@ from autopar.planner.meshes.mesh_shapes import resolve_meshes
 from autopar.planner.one_mesh.mesh_plan import Candidate
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.pipelines.block_costs import Solved
-from autopar.planner.pipelines.block_table import MODES, BlockTable
+from autopar.planner.pipelines.block_table import BlockTable
 from autopar.planner.pipelines.choose_pipeline import Pipeline, Tried, families_for, try_tables
 from autopar.planner.pipelines.pipeline_bound import least_step_seconds, least_unequal_seconds
 from autopar.planner.pipelines.runs import Runs, find_runs
 from autopar.planner.pipelines.solved_submeshes import SubMeshes
 from autopar.planner.pipelines.spanned_stages import Spanned, with_spans
-from autopar.planner.pipelines.submesh import solved_on, tables_of
+from autopar.planner.pipelines.submesh import asked_modes, solved_on, tables_of
 from autopar.planner.pipelines.unequal_groups import Unequal, best_unequal
 from autopar.planner.pipelines.write_groups import unequal_plan
 from autopar.planner.pipelines.write_pipeline import check_cut, pipeline_plan
@@ -211,7 +211,7 @@ def _best_on(query: Query, part: Query, asked: PipelineRequest, meshes: Sequence
     count = 1 if part.micro is None else part.micro.count
     tried: list[Tried] = []
     blocks: list[_OnMesh] = []
-    modes = MODES if query.recompute is None else (query.recompute,)
+    modes = asked_modes(query)
     for share in LIMITS.sub_mesh_memory if part.cluster.num_devices > 1 else (1.0,):
         budget = share * asked.num_groups * query.budget_bytes
         chosen: Chosen = choose_mesh(replace(part, budget_bytes=budget, recompute=None), meshes)

@@ -28,7 +28,7 @@ from autopar.planner.pipelines.block_table import BlockTable
 from autopar.planner.pipelines.choose_pipeline import Pipeline, Tried, try_tables, without_limit
 from autopar.planner.pipelines.in_flight import kept_by_stage
 from autopar.planner.pipelines.runs import THROUGH, Runs, find_runs
-from autopar.planner.pipelines.submesh import tables_of
+from autopar.planner.pipelines.submesh import asked_modes, tables_of
 from autopar.planner.problem.limits import LIMITS
 
 
@@ -119,7 +119,7 @@ class _Asked:
         anew = tuple(run for stage in nested for run in stage.anew)
         joined = alone.joined(starts, NestedSpans(starts, anew, 0.0).given_up(alone))
         solved, runs = replace(self.solved, lifetimes=joined), self._runs(joined)
-        modes = ("none", "full") if self.query.recompute is None else (self.query.recompute,)
+        modes = [mode for mode in asked_modes(self.query) if mode != "selective" or self.query.recompute is not None]
         tables = tables_of(self.query, self.part, solved, runs, num_groups, modes)
         tried = try_tables(tables, num_groups, count, (family,))
         return Spanned(solved=solved, runs=runs, tables=tables, tried=tried)

@@ -42,11 +42,13 @@ def batch() -> Tensor:
 
 
 @functools.cache
-def planned(activations: float, schedule: str = "1f1b", devices: int = 1, **options: Any) -> Plan:
+def planned(
+    activations: float, schedule: str = "1f1b", devices: int = 1, cluster: str | None = None, **options: Any
+) -> Plan:
     """The chain in two stages of eight layers, four micro-batches, with room for so many activations of a device."""
     dims = {"pp": 2} if devices == 1 else {"pp": 2, "dp_shard": devices}
     return autopar.plan(
-        chain(), batch(), cluster=f"{2 * devices} cpu", dims=dims,
+        chain(), batch(), cluster=cluster or f"{2 * devices} cpu", dims=dims,
         schedule=schedule, micro_batches=PARTS, memory_limit=activations * ACTIVATION, mode="fast", **options,
     )  # fmt: skip
 
