@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from autopar.plans.parallel_plan import Plan
+from tests.distributed.offload_jobs import on_host
 from tests.distributed.pool import Pool
 from tests.distributed.spanned_jobs import Spanned
-from tests.planner.pipelines.chains import most_passes, planned
+from tests.planner.pipelines.chains import ACTIVATION, most_passes, planned
 
 pytestmark = pytest.mark.distributed
 
@@ -37,11 +38,20 @@ def test_spans_in_stages_give_the_bits_of_saved_values(
     check(pool, plan)
 
 
-@pytest.mark.parametrize(("activations", "devices"), [(5.5, 1), pytest.param(12.0, 2, marks=pytest.mark.exhaustive)])
-def test_what_waits_on_the_host_gives_the_bits_of_what_stays(pool: Pool, activations: float, devices: int) -> None:
-    plan = planned(activations / devices, devices=devices, cluster=f"{2 * devices} H100-SXM", offload="activations")
+@pytest.mark.exhaustive(sample="1")
+@pytest.mark.parametrize("devices", [1, 2])
+def test_what_waits_on_the_host_gives_the_bits_of_what_stays(pool: Pool, devices: int) -> None:
+    plan = planned(8.0 / devices, devices=devices, cluster=f"{2 * devices} H100-SXM", offload="activations")
     assert plan.saved_on_host
     check(pool, plan.with_(kernel_backend="eager"))
+
+
+def test_borders_of_spans_wait_on_the_host_those_of_stages_among_them(pool: Pool) -> None:
+    plan = on_host(planned(9.0), ahead=2.0 * ACTIVATION)
+    kept = {name: replace(parameter, stored_on="device") for name, parameter in plan.parameters.items()}
+    assert most_passes(plan) > 1
+    assert plan.saved_on_host
+    check(pool, replace(plan, parameters=kept))
 
 
 def test_what_is_given_up_at_any_moment_is_made_again(pool: Pool) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 from torch import fx
 
 from autopar.planner.memory.lifetimes import Lifetimes
-from autopar.planner.memory.spans import SpanBytes, Starts, extent
+from autopar.planner.memory.spans import SpanBytes, Starts, extent, spans_in
 from autopar.planner.problem.prices import Floats
 
 SLOTS = 96
@@ -80,6 +80,14 @@ def given_up_by(lifetimes: Lifetimes, recompute_at: Mapping[str, Collection[str]
         if home in by_segment and str(node.meta["operator"]) not in recompute_at and node.meta["phase"] != "backward":
             found[node] = tuple(sorted(by_segment[home]))
     return found
+
+
+def joined_by(lifetimes: Lifetimes, recompute_at: Mapping[str, Collection[str]]) -> Lifetimes:
+    """The lifetimes with the spans of a plan. recompute_at: of every operator that it computes again."""
+    starts = spans_in(lifetimes, recompute_at)
+    if len(starts) == len(lifetimes.segments.names):
+        return lifetimes
+    return lifetimes.joined(starts, given_up_by(lifetimes, recompute_at))
 
 
 class Trees:

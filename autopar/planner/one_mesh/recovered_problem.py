@@ -18,9 +18,8 @@ from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.layouts.placement import Mesh, Shard
 from autopar.passes.lowering.check_plan import operator_plan
 from autopar.planner.memory.lifetimes import Lifetimes
-from autopar.planner.memory.nested_spans import given_up_by
+from autopar.planner.memory.nested_spans import joined_by
 from autopar.planner.memory.recomputation import ON_HOST, RECOMPUTED, expand
-from autopar.planner.memory.spans import spans_in
 from autopar.planner.memory.time_segments import module_segments
 from autopar.planner.one_mesh.mesh_plan import price
 from autopar.planner.one_mesh.query import Query
@@ -80,10 +79,7 @@ def recover(query: Query, plan: Plan) -> Recovered:
     plain = price(query, plan.mesh)
     built = plain
     if plan.recomputed:
-        spans = spans_in(lifetimes, plan.recomputed)
-        if len(spans) < len(lifetimes.segments.names):
-            moments = {name: plan.operators[name].recompute_at for name in plan.recomputed}
-            lifetimes = lifetimes.joined(spans, given_up_by(lifetimes, moments))
+        lifetimes = joined_by(lifetimes, {name: plan.operators[name].recompute_at for name in plan.recomputed})
     if plan.recomputed or plan.waits_on_host:
         built = expanded(query, plain, lifetimes)
     if plan.waits_on_host:

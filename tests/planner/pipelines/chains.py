@@ -47,10 +47,20 @@ def planned(
 ) -> Plan:
     """The chain in two stages of eight layers, four micro-batches, with room for so many activations of a device."""
     dims = {"pp": 2} if devices == 1 else {"pp": 2, "dp_shard": devices}
-    return autopar.plan(
-        chain(), batch(), cluster=cluster or f"{2 * devices} cpu", dims=dims,
-        schedule=schedule, micro_batches=PARTS, memory_limit=activations * ACTIVATION, mode="fast", **options,
-    )  # fmt: skip
+    return planner(cluster or f"{2 * devices} cpu").plan(
+        dims=dims,
+        schedule=schedule,
+        micro_batches=PARTS,
+        memory_limit=activations * ACTIVATION,
+        mode="fast",
+        **options,
+    )
+
+
+@functools.cache
+def planner(cluster: str) -> autopar.Planner:
+    """Traces the chain once; holds it, as its plans ask for it again."""
+    return autopar.Planner(chain(), batch(), cluster=cluster)
 
 
 def most_passes(plan: Plan) -> int:
