@@ -17,7 +17,6 @@ from torch import fx
 
 from autopar.cost_models.copy_costs import host_optimizer_seconds
 from autopar.cost_models.kernel_seconds import KernelPrices
-from autopar.cost_models.operator_costs import optimizer_seconds
 from autopar.cost_models.optimizer_step import step_buffer_bytes
 from autopar.cost_models.pipeline_program import PassProgram, pipeline_program
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction, program_actions
@@ -185,7 +184,7 @@ class StepProgram:
                 continue
             size = float(elements * entry.dtype.itemsize)
             held += size + elements * (state.optimizer + kept_totals * state.gradient)
-            traffic += float(optimizer_seconds(device, elements * state.step_traffic))
+            traffic += float(state.step_seconds(device, elements))
             updated.append((size, state.step_buffers))
         return _States(held, step_buffer_bytes(updated, device.kind), traffic, self._seconds_on_host(host_traffic))
 
@@ -210,8 +209,10 @@ class StepProgram:
         }
 
     def _update_seconds(self, entry: Input, device: Device) -> float:
-        traffic = math.prod(entry.shape) * self.state_bytes[entry.name].step_traffic
-        return self._seconds_on_host(traffic) if entry.on_host else float(optimizer_seconds(device, traffic))
+        elements, state = math.prod(entry.shape), self.state_bytes[entry.name]
+        if entry.on_host:
+            return self._seconds_on_host(elements * state.step_traffic)
+        return float(state.step_seconds(device, elements))
 
     def _end(self, states: _States, rank: int, after: int, first: int) -> list[Action]:
         """first: the number of the first action that is returned."""
