@@ -12,7 +12,7 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
@@ -203,6 +203,23 @@ def dtensor(local: torch.Tensor, spec: DTensorSpec) -> DTensor:
     """The DTensor of this spec, without autograd: what torch's own operators make of their results."""
     made: DTensor = DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]  # torch gives it no types
     return made
+
+
+def order_strided_shards(order_of: Callable[[int], Sequence[int] | None]) -> None:
+    """From now on a strided shard cuts a dim that was put in an order first, where its split factor is one for which
+    `order_of` has one: how DTensor cuts a whole, and puts one together again, follows from that."""
+    split: Any = StridedShard._split_tensor
+
+    def ordered(
+        self: Any, tensor: torch.Tensor, num_chunks: int, *, with_padding: bool = True, contiguous: bool = True
+    ) -> tuple[list[torch.Tensor], list[int]]:
+        order = order_of(int(self.split_factor))
+        if order is None:
+            return split(self, tensor, num_chunks, with_padding=with_padding, contiguous=contiguous)
+        index = torch.tensor(order, device=tensor.device)
+        return list(tensor.index_select(self.dim, index).chunk(num_chunks, self.dim)), [0] * num_chunks * with_padding
+
+    StridedShard._split_tensor = ordered  # type: ignore[method-assign]
 
 
 def dtensor_operators() -> dict[OpOverload, Callable[..., Any]]:
