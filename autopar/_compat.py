@@ -215,7 +215,9 @@ def order_strided_shards(order_of: Callable[[int], Sequence[int] | None]) -> Non
     ) -> tuple[list[torch.Tensor], list[int]]:
         order = order_of(int(self.split_factor))
         if order is None:
-            return split(self, tensor, num_chunks, with_padding=with_padding, contiguous=contiguous)
+            found: tuple[list[torch.Tensor], list[int]]
+            found = split(self, tensor, num_chunks, with_padding=with_padding, contiguous=contiguous)
+            return found
         index = torch.tensor(order, device=tensor.device)
         return list(tensor.index_select(self.dim, index).chunk(num_chunks, self.dim)), [0] * num_chunks * with_padding
 
@@ -352,6 +354,7 @@ __all__ = [
     "lone_device_mesh",
     "map_symmetric_memory",
     "no_dispatch",
+    "order_strided_shards",
     "profiler_is_on",
     "register_dataclass",
     "release_saved_tensors",

@@ -28,6 +28,7 @@ from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
 from autopar._compat import DTensorSpec, StridedShard, dtensor
 from autopar.errors import PlanMismatchError
+from autopar.layouts.ordered_shards import factor_of, order_behind
 from autopar.layouts.placement import (
     Layout,
     Mesh,
@@ -40,7 +41,6 @@ from autopar.layouts.placement import (
     uneven_pieces,
 )
 from autopar.plans.plan_value import DEVICE, HOST, ParameterPlan
-from autopar.runtime.ordered_shards import factor_of, order_behind
 from autopar.runtime.process_groups import ProcessGroups
 
 

@@ -56,7 +56,7 @@ def with_expert_load(
         if module in replicated:
             copies = replicated[module]
             found[REPLICATED] = tuple(sorted(map(placed.index, copies))) if placed else tuple(copies)
-        return found
+        return {**dict.fromkeys({ORDER, REPLICATED} & node.meta.keys(), ()), **found}
 
     return with_said_of_experts(program, said)
 

@@ -26,12 +26,8 @@ from autopar.program import Program
 from autopar.rules.engine import tensor_operands
 
 
-class UnplacedError(PlanMismatchError):
-    """Experts that cannot lie in another order than the model's; says why."""
-
-
 def placed_weights(program: Program, module: str) -> tuple[str, ...]:
-    """The parameters that hold the experts of a module in dim 0. Raises UnplacedError where there are none such."""
+    """The parameters that hold the experts of a module in dim 0. Raises PlanMismatchError where there are none such."""
     inputs = zip(program.placeholders, program.inputs, strict=True)
     names = {node: meaning.name for node, meaning in inputs if meaning.role == "parameter"}
     products = [n for n in expert_products(program.graph) if module_of(n) == module]
@@ -42,7 +38,7 @@ def placed_weights(program: Program, module: str) -> tuple[str, ...]:
         weight = tensor_operands(product)[1]
         source = _source(weight, int(weight.meta["val"].shape[0]), module)
         if source not in names:
-            raise UnplacedError(
+            raise PlanMismatchError(
                 f"the experts of {module or 'the model'} are no dim of one parameter, but made by {source.target}: an "
                 "order could not say which rank holds which"
             )
@@ -50,7 +46,7 @@ def placed_weights(program: Program, module: str) -> tuple[str, ...]:
         found[names[source]] = None
     if not found:
         there = ", ".join(expert_counts(program.graph)) or "no module of it"
-        raise UnplacedError(f"expert_order.{module}: the model has no experts there, but in {there}")
+        raise PlanMismatchError(f"expert_order.{module}: the model has no experts there, but in {there}")
     return tuple(found)
 
 
@@ -65,7 +61,7 @@ def _source(node: fx.Node, experts: int, module: str) -> fx.Node:
 
 
 def _refuse_others(source: fx.Node, experts: int, products: set[fx.Node], name: str) -> None:
-    """Raises UnplacedError where a parameter has readers that would see its experts in another order."""
+    """Raises PlanMismatchError where a parameter has readers that would see its experts in another order."""
     seen, waiting = set[fx.Node](), [source]
     while waiting:
         value = waiting.pop()
@@ -77,7 +73,7 @@ def _refuse_others(source: fx.Node, experts: int, products: set[fx.Node], name: 
                 continue
             how = row_wise(user, experts)
             if how is None or value not in how.operands or not how.returns_rows:
-                raise UnplacedError(
+                raise PlanMismatchError(
                     f"{name} is read by {user.meta.get('operator', user)}, too, which would see its experts in another "
                     "order than the model's"
                 )

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Shard as TorchShard
 
 from autopar._compat import StridedShard
-from autopar.runtime.ordered_shards import order_behind
+from autopar.layouts.ordered_shards import order_behind
 from autopar.runtime.parameters import held_runs, local_tensor
 
 

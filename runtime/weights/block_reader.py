@@ -106,7 +106,8 @@ def _in_turn(block: torch.Tensor, dim: int, runs: Runs) -> torch.Tensor:
     if list(runs) == sorted(runs):
         return block
     ascending = sorted(runs)
-    pieces = dict(zip(ascending, block.split([length for _, length in ascending], dim), strict=True))
+    lengths = [length for _, length in ascending]
+    pieces = dict(zip(ascending, torch.split_with_sizes(block, lengths, dim), strict=True))
     return torch.cat([pieces[run] for run in runs], dim)
 
 

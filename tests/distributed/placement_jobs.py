@@ -6,6 +6,7 @@ import copy
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from autopar.layouts.placement import Layout, Mesh, Shard, in_order
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.parameters import from_local, full_tensor, local_block
 from autopar.runtime.process_groups import ProcessGroups
+from autopar.runtime.weights import moved_experts
 from tests.passes.kernels.test_dispatched_rows import BATCH, CHOSEN, TOKENS, WIDTH, Chosen
 
 ORDER = (1, 5, 0, 3, 6, 7, 2, 4)
@@ -133,3 +135,58 @@ def nested() -> float:
     layout: Layout = in_order((Shard(0), Shard(0)), 0, ORDER)
     tensor = from_local(local_block(whole, layout, mesh, groups.place), whole.shape, layout, groups)
     return max(float((each - whole).abs().max()) for each in (tensor.full_tensor(), full_tensor(tensor + 0.0)))
+
+
+def switched(dims: dict[str, int], wrong: str = "") -> dict[str, Any]:
+    """Three steps, other places of experts, three steps: what differs from one device's six, and how many experts came.
+    wrong: "nothing moves", or "weights alone"."""
+    module = autopar.compile(model(), batch(0), plan=planned(dims))
+    optimizer, alone = adamw(module), model()
+    own = adamw(alone)
+    wanted = train(alone, own, range(6))
+    steps = train(module, optimizer, range(3))
+    held = {id(each) for each in module.parameters()}
+    half = {name: value[: BATCH // 2] for name, value in batch(5).items()}
+    module(**half)
+    loads = {"": [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]}
+    with _spoiled(wrong):
+        came = module.place_experts(loads, optimizer)
+    assert {id(each) for each in module.parameters()} == held
+    steps += train(module, optimizer, range(3, 6))
+    found: dict[str, Any] = {f"step {i}": apart(*pair) for i, pair in enumerate(zip(steps, wanted, strict=True))}
+    found["values"] = apart(values(module, optimizer), values(alone, own))
+    found["a smaller batch"] = apart({"": module(**half).detach()}, {"": alone(**half).detach()})
+    first = module.plan
+    edit = first.with_(expert_order={"": ORDER})
+    module.place_experts(edit, optimizer)
+    found["an edit"] = apart(values(module, optimizer), values(alone, own))
+    assert module.plan.expert_order == {"": ORDER}
+    assert module.place_experts(edit, optimizer) == {}
+    return {"errors": found, "came": came, "order": first.expert_order[""], "refused": _refused(module, edit)}
+
+
+def _spoiled(wrong: str) -> Any:
+    moves = moved_experts._exchange
+
+    def weights_alone(tensor: Tensor, *where: Any) -> None:
+        if isinstance(tensor, nn.Parameter):
+            moves(tensor, *where)
+
+    changed = {"nothing moves": lambda *_: None, "weights alone": weights_alone}
+    return patch.object(moved_experts, "_exchange", changed.get(wrong, moves))
+
+
+def _refused(module: autopar.ParallelModule, edit: Plan) -> list[str]:
+    """The words of the refusals."""
+    asked: list[Any] = [
+        edit.with_(replicated_experts={"": (0,)}),
+        edit.with_(expert_order={"": (1, 0)}),
+        {"nowhere": [1.0] * 8},
+    ]
+    found = []
+    for each in asked:
+        try:
+            module.place_experts(each)
+        except autopar.AutoparError as error:
+            found.append(str(error))
+    return found

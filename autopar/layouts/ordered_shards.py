@@ -21,7 +21,6 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from autopar._compat import StridedShard, order_strided_shards
-from autopar.plans.expert_placement import places_of
 
 FIRST = 1 << 24
 """The split factor of the first order; a dim of so many pieces has no order."""
@@ -60,9 +59,9 @@ def _follow_orders() -> None:
 
     def full_tensor(self: DTensor, **options: Any) -> torch.Tensor:
         orders = {p.dim: order for p in self.placements if isinstance(p, StridedShard) and (order := order_behind(p))}
-        whole = as_it_lies(_plain(self) if orders else self, **options)  # type: ignore[no-untyped-call]
+        whole = as_it_lies(_plain(self) if orders else self, **options)
         for dim, order in orders.items():
-            whole = whole.index_select(dim, torch.tensor(places_of(order), device=whole.device))
+            whole = whole.index_select(dim, torch.tensor(order, device=whole.device).argsort())
         return whole
 
     DTensor.full_tensor = full_tensor  # type: ignore[method-assign]
