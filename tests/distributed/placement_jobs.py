@@ -168,12 +168,12 @@ def switched(dims: dict[str, int], wrong: str = "") -> dict[str, Any]:
 def _spoiled(wrong: str) -> Any:
     moves = moved_experts._exchange
 
-    def weights_alone(tensor: Tensor, *where: Any) -> None:
-        if isinstance(tensor, nn.Parameter):
-            moves(tensor, *where)
+    def some(tensor: Tensor, old: Layout, new: Layout, groups: ProcessGroups) -> None:
+        if wrong == "weights alone" and isinstance(tensor, nn.Parameter):
+            moves(tensor, old, new, groups)
+        moved_experts._say(tensor, new, groups.mesh)
 
-    changed = {"nothing moves": lambda *_: None, "weights alone": weights_alone}
-    return patch.object(moved_experts, "_exchange", changed.get(wrong, moves))
+    return patch.object(moved_experts, "_exchange", some if wrong else moves)
 
 
 def _refused(module: autopar.ParallelModule, edit: Plan) -> list[str]:
