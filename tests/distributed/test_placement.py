@@ -40,6 +40,7 @@ def test_experts_change_places_between_steps_and_training_goes_on(pool: Pool, di
     assert {found["came"]["up"] for found in results} == {each - one for one in stays}, "the others alone"
 
 
+@pytest.mark.exhaustive(sample="weights alone")
 @pytest.mark.parametrize("wrong", ["nothing moves", "weights alone"])
 def test_experts_that_are_left_behind_are_noticed(pool: Pool, wrong: str) -> None:
     (found, *_) = pool.run(f"{JOBS}:switched", world_size=2, timeout=300.0, dims={"ep": 2}, wrong=wrong)
