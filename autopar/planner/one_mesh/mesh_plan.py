@@ -179,8 +179,10 @@ def fit(
 
 
 def _recomputed(query: Query, attempt: Attempt, searches: Iterable[WithinMemory], most_labels: float) -> Attempt:
-    """What fits of the first search that finds something."""
+    """What fits of the first search that finds something. A search that ends without a plan ends them all, but where
+    the host was asked for: the one with copies that hide leaves room for them, which others fill."""
     failure: DoesNotFit | None = None
+    ended: SearchEnded | None = None
     for search in searches:
         labels = sum(costs.size for costs in search.built.problem.node_costs)
         if labels > most_labels:
@@ -192,11 +194,13 @@ def _recomputed(query: Query, attempt: Attempt, searches: Iterable[WithinMemory]
             return _within_memory(query, attempt, search)
         except DoesNotFit as found:
             failure = found if failure is None or found.needed_bytes < failure.needed_bytes else failure
-        except SearchEnded:
-            if failure is None:
+        except SearchEnded as found:
+            ended = found
+            if failure is None and not query.may_wait_on_host:
                 raise
-    assert failure is not None, "segments by themselves are tried in any case"
-    raise failure
+    why = ended or failure
+    assert why is not None, "segments by themselves are tried in any case"
+    raise why
 
 
 def _within_memory(query: Query, attempt: Attempt, search: WithinMemory) -> Attempt:

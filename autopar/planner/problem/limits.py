@@ -56,6 +56,8 @@ class Limits:
     """Part of the seconds of a copy that one hidden behind kernels costs: of two that hide the shorter is better."""
     hidden_copies_share: float = 0.9
     """Part of the seconds of kernels behind which copies are counted on to hide."""
+    host_share: float = 0.9
+    """Part of the memory of a host that may be asked for: the system, loaders and Python have the rest."""
     nested_rooms: tuple[float, ...] = (1.0, 0.93, 0.85, 0.7)
     """Parts of the room for what is saved and made again, in which nested spans are cut: what is passed through needs
     some. The first ones with which the rows hold are solved."""

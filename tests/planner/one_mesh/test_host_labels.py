@@ -92,6 +92,16 @@ def test_only_what_may_wait_does() -> None:
     assert on_host(planned(STATES + 12 * SAVED, offload="parameters", recompute="none"))[1] == 0
 
 
+def test_the_memory_of_the_host_is_a_limit_too() -> None:
+    there = cluster()
+    assert there.host is not None
+    small = replace(there, host=replace(there.host, memory_bytes=SAVED))
+    model, x = chain()
+    with pytest.raises(InfeasibleError):
+        autopar.plan(model, (x,), cluster=small, optimizer=torch.optim.AdamW, memory_limit=f"{SMALL}B",
+                     micro_batches=1, offload="all")  # fmt: skip
+
+
 def test_over_a_slow_link_less_is_copied_and_more_made_again() -> None:
     enough = STATES + 9 * SAVED
     fast, slow = (planned(enough, rate, offload="activations") for rate in (1e10, 1e8))
