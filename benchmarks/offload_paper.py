@@ -126,7 +126,7 @@ def row(name: str, layers: int | None, mode: str) -> dict[str, Any]:
 def cut(model: nn.Module, layers: int | None) -> None:
     """Leave so many layers."""
     if layers is not None:
-        _decoder(model)[layers:] = []
+        del _decoder(model)[layers:]
 
 
 def depth(model: nn.Module) -> int:

@@ -11,13 +11,14 @@ that a phase copies no more than its kernels have time for. In the other one cop
 asks for may be chosen; what they hide behind is left to the simulator. The optimizer of a parameter on the host steps
 there, at the rate of the host's memory. How much may lie there is a row of both: the devices of a node share it.
 
-Left out, as neither memory nor the link would notice them: values below `LIMITS.least_on_host` of all that could go.
+Left out, as neither memory nor the link would notice them: values below `LIMITS.least_on_host` of all of their kind
+that could go.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -66,8 +67,7 @@ class HostLabels:
         """The problem with recomputation and these labels, the rows of the link and of the host's memory, and bytes for
         `COPIES_AT_ONCE` of the largest copies. kernel_seconds: of each phase."""
         moved = {index: self._moved(built, node, index) for node, index in self._candidates(built).items()}
-        least = LIMITS.least_on_host * sum(float(np.max(sum(each.values()))) for each in moved.values())
-        moved = {index: each for index, each in moved.items() if float(np.max(sum(each.values()))) >= least}
+        moved = noticed(moved, [variable.kind == "parameter" for variable in built.variables])
         rows = {index: self._rows(built.variables[index]) for index in moved}
         wide = narrowed(built, rows, ())
         known: dict[tuple[int, ...], Floats] = {}
@@ -224,6 +224,22 @@ class HostLabels:
 
     def _fractions(self, layouts: Collection[Layout], shape: tuple[int, ...]) -> Floats:
         return np.array([local_fraction(layout, shape, self.mesh) for layout in layouts])
+
+
+def noticed(
+    moved: Mapping[int, Mapping[Way, Floats]], is_parameter: Sequence[bool]
+) -> dict[int, Mapping[Way, Floats]]:
+    """What memory and link would notice, among parameters and among saved values: beside the values of a long sequence
+    every parameter is small, and all of them are not."""
+    sizes = {index: float(np.max(sum(each.values()))) for index, each in moved.items()}
+    total = dict.fromkeys((True, False), 0.0)
+    for index, size in sizes.items():
+        total[is_parameter[index]] += size
+    return {
+        index: each
+        for index, each in moved.items()
+        if sizes[index] >= LIMITS.least_on_host * total[is_parameter[index]]
+    }
 
 
 def _behind_zeros(values: Floats, size: int) -> Floats:

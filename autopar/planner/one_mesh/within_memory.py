@@ -106,7 +106,7 @@ class WithinMemory:
         if hidden_copies is not None:
             labels = host_labels(query, mesh, lifetimes, hidden=hidden_copies)
             built, links, ahead = labels.added(built, kernel_seconds(plain, starts[0]))
-            ahead = ahead if hidden_copies else 0.0
+            ahead = min(ahead, LIMITS.ahead_share * query.budget_bytes) if hidden_copies else 0.0
         models = {id(each): MemoryModel(each, mesh, query.state_bytes, lifetimes) for each in (plain, built)}
         beyond = np.zeros(lifetimes.end + 1)
         began = time.process_time()
@@ -228,7 +228,7 @@ class WithinMemory:
 
     @property
     def _has_host_labels(self) -> bool:
-        return any(v.availability is not None and bool((v.availability == ON_HOST).any()) for v in self.built.variables)
+        return bool(self.links)
 
     def _states_of(self, problem: Problem, start: Labels, again: Labels, seconds: float) -> Labels:
         """The best states beside the strategies of `start`: a small problem, which often answers the large one."""
