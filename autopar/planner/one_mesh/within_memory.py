@@ -54,8 +54,8 @@ from autopar.planner.solver import (
     is_forbidden,
     solve,
 )
-from autopar.plans.plan_text import format_bytes
 from autopar.plans.next_gib import next_gib_statistics
+from autopar.plans.plan_text import format_bytes
 from autopar.timing import phase
 
 MEMORY_GAP = 1e-3
