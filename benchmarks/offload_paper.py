@@ -31,6 +31,7 @@ from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.planner.planning import make_plan
 from autopar.questions import capture_example
 from autopar.request import Request
+from autopar.request.search_mode import Mode
 from autopar.simulation.step_program import StepProgram
 from benchmarks.fake_cuda.cases import OPTIMIZER
 from benchmarks.long_contexts import made, waiting
@@ -89,7 +90,7 @@ SETTINGS: Mapping[str, Setting] = {
 }
 
 
-def row(name: str, layers: int | None, mode: str) -> dict[str, Any]:
+def row(name: str, layers: int | None, mode: Mode) -> dict[str, Any]:
     """The plan of a setting in figures; or why there is none."""
     asked, began = SETTINGS[name], time.process_time()
     with torch.device("meta"):
@@ -138,12 +139,12 @@ def _decoder(model: nn.Module) -> nn.ModuleList:
     return next(each for each in model.modules() if isinstance(each, nn.ModuleList))
 
 
-def _planned(asked: Setting, model: nn.Module, mode: str) -> StepProgram:
+def _planned(asked: Setting, model: nn.Module, mode: Mode) -> StepProgram:
     inputs = token_inputs(asked.vocabulary)(asked.batch, asked.tokens)
     request = Request(
         cluster=asked.cluster_of(), optimizer=OPTIMIZER, with_baselines=False, mode=mode, offload="all",
         micro_batches=1,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
     captured = capture_example(model, (), inputs, request, Captures())
     plan = make_plan(captured.program, request, recapture=captured)
     return StepProgram(plan, with_kernels(captured.program, plan.kernels), request.cluster, OPTIMIZER)
@@ -158,7 +159,7 @@ def _since(began: float) -> float:
 @click.option("--layers", type=int, multiple=True, help="Models of so many layers, one after the other.")
 @click.option("--mode", default="fast", show_default=True, help="How long to search.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Where the rows are joined.")
-def main(names: tuple[str, ...], layers: tuple[int, ...], mode: str, output: Path | None) -> None:
+def main(names: tuple[str, ...], layers: tuple[int, ...], mode: Mode, output: Path | None) -> None:
     """Plan and say what it takes."""
     for name in names or SETTINGS:
         for each in layers or (None,):

@@ -66,8 +66,8 @@ class HostLabels:
     def added(self, built: Built, kernel_seconds: Mapping[str, float]) -> tuple[Built, tuple[MemoryRow, ...], float]:
         """The problem with recomputation and these labels, the rows of the link and of the host's memory, and bytes for
         `COPIES_AT_ONCE` of the largest copies. kernel_seconds: of each phase."""
-        moved = {index: self._moved(built, node, index) for node, index in self._candidates(built).items()}
-        moved = noticed(moved, [variable.kind == "parameter" for variable in built.variables])
+        every = {index: self._moved(built, node, index) for node, index in self._candidates(built).items()}
+        moved = noticed(every, [variable.kind == "parameter" for variable in built.variables])
         rows = {index: self._rows(built.variables[index]) for index in moved}
         wide = narrowed(built, rows, ())
         known: dict[tuple[int, ...], Floats] = {}
