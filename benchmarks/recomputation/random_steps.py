@@ -111,7 +111,8 @@ def main() -> None:
         for method, numbers in methods.items():
             print(kind, method, numbers)
     if arguments.write:
-        command = f"python -m benchmarks.recomputation.random_steps --steps {arguments.steps} --nets {arguments.nets} --write"
+        counts = f"--steps {arguments.steps} --nets {arguments.nets}"
+        command = f"python -m benchmarks.recomputation.random_steps {counts} --write"
         write_results(RESULTS, {"command": command, "commit": commit(), **found})
 
 

@@ -17,9 +17,9 @@ holds the recomputed values of this block only; where that does not do, spans of
 reads is gathered there anyway, and a recomputed operator is priced to find it: that is exact where both want it in
 one layout, and one gather too cheap where they do not. Other redistributions of its operands are paid again.
 
-Left out, because it hardly pays: the last of several segments by itself (backward begins there, and what it needs first is what
-forward made last), and operators that neither backward nor a recomputed operator reads. Left out, because it must not be: operators
-that write, and values that another segment reads in backward.
+Left out, because it hardly pays: the last of several segments by itself (backward begins there, and what it needs first
+is what forward made last), and operators that neither backward nor a recomputed operator reads. Left out, because it
+must not be: operators that write, and values that another segment reads in backward.
 """
 
 from __future__ import annotations

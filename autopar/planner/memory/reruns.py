@@ -135,7 +135,7 @@ def fewest_reruns(step: Step, room: Floats, limit: float, hint: Reruns | None = 
         if solver.boolean_value(variable):
             stages.setdefault(operator, []).append(late)
     seconds = sum(step.seconds[operator] * len(lates) for operator, lates in stages.items())
-    anew = {operator: tuple(sorted(lates)[1:]) for operator, lates in sorted(stages.items()) if operator in step.repeatable}
+    anew = {k: tuple(sorted(lates)[1:]) for k, lates in sorted(stages.items()) if k in step.repeatable}
     return Reruns(anew, seconds, status == cp_model.OPTIMAL)
 
 
@@ -178,7 +178,7 @@ class _Program:
         """What every operator of backward finds of forward."""
         step, model = self.step, self.model
         for value, maker in enumerate(step.makers):
-            if maker >= self.forward or maker in step.anywhere and value not in step.returned:
+            if maker >= self.forward or (maker in step.anywhere and value not in step.returned):
                 continue
             uses = {late for late in self.wanted if late in self.readers[value]}
             uses |= {late for late, found in self.wanted.items() if not set(found).isdisjoint(self.readers[value])}

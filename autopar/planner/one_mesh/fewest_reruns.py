@@ -4,8 +4,8 @@
     search.learn(plan, measured)                                        what moments hold beside values
     built, solution, lifetimes = search.solve(bound)                    the same layouts, other reruns
 
-The layouts stay those of a plan that is known. Its answer is one assignment of the problem in which the segments that it
-needs are joined, so that explanations and edits read it as any other plan; whether it fits, its lowered program says.
+The layouts stay those of a plan that is known. The answer is one assignment of the problem in which the segments that
+it needs are joined, so that explanations and edits read it as any other plan; its lowered program says whether it fits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from autopar.planner.memory.recomputation import (
     expand,
     is_made_anywhere,
     repeatable,
-    state_of,
     with_states,
 )
 from autopar.planner.memory.reruns import Reruns, Step, fewest_reruns, held_over_time, runs_of
@@ -91,7 +90,8 @@ class FewestReruns:
         moments = {self.names[k]: [self.names[late] for late in lates] for k, lates in found.anew.items()}
         spans = spans_in(self.lifetimes, moments)
         lifetimes = self.lifetimes.joined(spans, given_up_by(self.lifetimes.joined(spans), moments))
-        built = expand(self.plain, lifetimes, self.query.recompute, recompute_of(self.query.program, self.query.constraints))
+        asked = recompute_of(self.query.program, self.query.constraints)
+        built = expand(self.plain, lifetimes, self.query.recompute, asked)
         labels = self._labels(built, lifetimes, set(moments))
         if is_forbidden(np.asarray(evaluate(built.problem, labels)[0])):
             return None

@@ -44,8 +44,10 @@ def test_a_plan_fits_at_every_peak_of_the_frontier(seed):
 def test_the_frontier_of_a_chain_is_the_known_one():
     graph = random_step(0)
     peaks, seconds = zip(*frontier(graph), strict=True)
-    assert peaks[0] <= graph.peak_bytes(graph.once) and seconds[0] == 0.0
-    assert list(peaks) == sorted(peaks, reverse=True) and list(seconds) == sorted(seconds)
+    assert peaks[0] <= graph.peak_bytes(graph.once)
+    assert seconds[0] == 0.0
+    assert list(peaks) == sorted(peaks, reverse=True)
+    assert list(seconds) == sorted(seconds)
 
 
 def test_what_must_not_run_again_does_not():
@@ -69,4 +71,5 @@ def test_a_captured_net_is_planned_at_every_limit_of_its_frontier(seed):
     rows = excesses_of_net(seed)
     assert len(rows) > 1
     assert all(row["autopar"] == pytest.approx(0.0, abs=1e-9) for row in rows[:-1])
-    assert rows[-1]["autopar"] is not None and rows[-1]["autopar"] >= -1e-9
+    assert rows[-1]["autopar"] is not None
+    assert rows[-1]["autopar"] >= -1e-9
