@@ -143,10 +143,10 @@ class _Program:
     def __init__(self, step: Step, room: Floats) -> None:
         self.step, self.model, self.made = step, cp_model.CpModel(), step.made()
         self.size, self.forward = len(step.reads), step.forward
-        whole = [math.ceil(held - ROUNDING) for held in step.value_bytes]
+        whole = [math.ceil(size - ROUNDING) for size in step.value_bytes]
         unit = math.gcd(*whole) or 1
-        self.bytes = [held // unit for held in whole]
-        self.room = [math.floor(held + ROUNDING) // unit for held in room]
+        self.bytes = [size // unit for size in whole]
+        self.room = [math.floor(size + ROUNDING) // unit for size in room.tolist()]
         self.readers: list[list[int]] = [[] for _ in step.makers]
         for operator, read in enumerate(step.reads):
             for value in read:
@@ -242,14 +242,14 @@ class _Program:
     def _forward(self) -> None:
         """Bytes of forward: what it passes on to itself, and what is saved behind that."""
         for k in range(self.forward):
-            held: cp_model.LinearExprT = 0
+            passed, saved = 0, []
             for value, maker in enumerate(self.step.makers):
                 last = max((each for each in self.readers[value] if each < self.forward), default=maker)
                 if maker <= k and (k <= last or value in self.step.returned):
-                    held += self.bytes[value]
+                    passed += self.bytes[value]
                 elif maker <= k:
-                    held += self.bytes[value] * self.kept.get((self.forward, value), 0)
-            self.model.add(held <= self.room[k])
+                    saved.append(self.bytes[value] * self.kept.get((self.forward, value), 0))
+            self.model.add(cp_model.LinearExpr.sum(saved) <= self.room[k] - passed)
 
     def hint(self, reruns: Reruns) -> None:
         """Begin with others."""

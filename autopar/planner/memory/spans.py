@@ -107,8 +107,7 @@ def smallest_spans(spans: SpanBytes) -> Starts:
 
 
 def spans_in(lifetimes: Lifetimes, recomputed: Collection[str]) -> Starts:
-    """The shortest spans in which these operators can be made again; recomputed: their names. The last segment by
-    itself makes nothing again."""
+    """The shortest spans in which these operators can be made again; recomputed: their names."""
     is_inside = np.zeros(len(lifetimes.segments.names) + 1, dtype=bool)
     again = {node for node in lifetimes.segment if str(node.meta["operator"]) in recomputed}
     for node in again:
@@ -118,8 +117,6 @@ def spans_in(lifetimes: Lifetimes, recomputed: Collection[str]) -> Starts:
             readers = lifetimes.forward_readers.get((node, output), ())
             homes |= {lifetimes.segment[reader] for reader in readers if reader in again}
         is_inside[min(homes) + 1 : max(homes) + 1] = True
-        is_inside[lifetimes.segments.last] |= homes == {lifetimes.segments.last}
-    is_inside[0] = False
     return tuple(np.flatnonzero(~is_inside[:-1]).tolist())
 
 

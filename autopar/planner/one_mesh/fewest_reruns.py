@@ -89,7 +89,7 @@ class FewestReruns:
     def _read(self, found: Reruns, lower_bound: float) -> tuple[Built, Solution, Lifetimes] | None:
         moments = {self.names[k]: [self.names[late] for late in lates] for k, lates in found.anew.items()}
         spans = spans_in(self.lifetimes, moments)
-        lifetimes = self.lifetimes.joined(spans, given_up_by(self.lifetimes.joined(spans), moments))
+        lifetimes = self.lifetimes.joined(spans, given_up_by(self.lifetimes, moments), repeats_last=True)
         asked = recompute_of(self.query.program, self.query.constraints)
         built = expand(self.plain, lifetimes, self.query.recompute, asked)
         labels = self._labels(built, lifetimes, set(moments))
