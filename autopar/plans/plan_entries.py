@@ -165,6 +165,7 @@ def _replicas_of_capped(plan: PlanValue) -> Iterator[str]:
 def _negative_amounts(plan: PlanValue) -> Iterator[str]:
     amounts = {f"predicted.{each.name}": getattr(plan.predicted, each.name) for each in fields(plan.predicted)}
     amounts |= {f"predicted.bytes_by_kind.{kind}": size for kind, size in plan.predicted.bytes_by_kind.items()}
+    amounts |= {f"predicted.bytes_by_rung.{rung}": size for rung, size in plan.predicted.bytes_by_rung.items()}
     for entry, amount in {"objective_seconds": plan.objective_seconds, **amounts}.items():
         if isinstance(amount, int | float) and amount < 0:
             yield f"{entry} is {amount}; seconds and bytes are never negative"

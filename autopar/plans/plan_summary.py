@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from autopar.layouts.placement import Mesh, Shard
 from autopar.plans.parallelism import parallelism
-from autopar.plans.plan_reasons import next_best, what_binds
+from autopar.plans.plan_reasons import ladder_in_words, next_best, what_binds
 from autopar.plans.plan_text import (
     LAYOUT_LEGEND,
     ROUNDING,
@@ -183,7 +183,7 @@ def facts(plan: PlanValue, verbose: bool = False) -> list[str]:
     if plan.kernels:
         lines.append(f"kernels of ours in the place of groups: {', '.join(plan.kernels)}; else {plan.kernel_backend}'s")
     prediction = plan.predicted
-    lines += [line for line in (what_binds(plan), next_best(plan)) if line]
+    lines += [line for line in (what_binds(plan), ladder_in_words(plan), next_best(plan)) if line]
     if prediction.bytes_by_kind:
         parts = sorted(prediction.bytes_by_kind.items(), key=lambda item: -item[1])
         lines.append("memory " + ", ".join(f"{kind} {format_bytes(size)}" for kind, size in parts))

@@ -148,13 +148,16 @@ ONE_STAGE = PipelinePlan(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What the simulator says of one step on one rank: seconds and peak bytes, with their parts."""
+    """What the simulator says of one step on one rank: seconds and peak bytes, with their parts. bytes_by_rung: of what
+    backward reads of forward in one micro-batch, and of parameters on the host, by the rung of the memory ladder
+    (`planner/memory/rungs.py`); empty where all is kept on the device."""
 
     step_seconds: float
     peak_bytes: float
     compute_seconds: float = 0.0
     exposed_communication_seconds: float = 0.0
     bytes_by_kind: Mapping[str, float] = field(default_factory=dict)
+    bytes_by_rung: Mapping[str, float] = field(default_factory=dict)
 
 
 OUT_OF_TIME = "not priced: the time was over"
