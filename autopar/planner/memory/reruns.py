@@ -160,8 +160,8 @@ class _Program:
         for late in self.wanted:
             self._stage(late)
         self._forward()
-        unit = sum(step.seconds[: self.forward]) / SECONDS_UNITS or 1.0
-        self.model.minimize(sum(round(step.seconds[k] / unit) * variable for (_, k), variable in self.runs.items()))
+        second = sum(step.seconds[: self.forward]) / SECONDS_UNITS or 1.0
+        self.model.minimize(sum(round(step.seconds[k] / second) * variable for (_, k), variable in self.runs.items()))
 
     def _wanted(self, late: int, may_rerun: frozenset[int]) -> list[int]:
         """What may run again for an operator of backward."""
