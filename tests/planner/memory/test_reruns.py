@@ -73,3 +73,11 @@ def test_a_captured_net_is_planned_at_every_limit_of_its_frontier(seed):
     assert all(row["autopar"] == pytest.approx(0.0, abs=1e-9) for row in rows[:-1])
     assert rows[-1]["autopar"] is not None
     assert rows[-1]["autopar"] >= -1e-9
+
+
+def test_what_is_saved_leaves_forward_its_room():
+    room = np.array([9, 9, 9, 3, 9, 9, 9, 9.0])
+    found = fewest_reruns(CHAIN, room, 1.0)
+    assert found is not None
+    assert found.seconds == 1.0
+    assert set(found.anew) < {0, 1}
