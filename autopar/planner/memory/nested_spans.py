@@ -25,6 +25,7 @@ from torch import fx
 
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.spans import SpanBytes, Starts, extent, spans_in
+from autopar.planner.memory.time_segments import span_of
 from autopar.planner.problem.prices import Floats
 
 SLOTS = 96
@@ -85,9 +86,12 @@ def given_up_by(lifetimes: Lifetimes, recompute_at: Mapping[str, Collection[str]
 def joined_by(lifetimes: Lifetimes, recompute_at: Mapping[str, Collection[str]]) -> Lifetimes:
     """The lifetimes with the spans of a plan. recompute_at: of every operator that it computes again."""
     starts = spans_in(lifetimes, recompute_at)
-    if len(starts) == len(lifetimes.segments.names):
+    last = span_of(starts, lifetimes.segments.last)
+    again = {node for node in lifetimes.segment if str(node.meta["operator"]) in recompute_at}
+    in_last = any(span_of(starts, lifetimes.segment[node]) == last for node in again)
+    if not in_last and len(starts) == len(lifetimes.segments.names):
         return lifetimes
-    return lifetimes.joined(starts, given_up_by(lifetimes, recompute_at))
+    return lifetimes.joined(starts, given_up_by(lifetimes, recompute_at), repeats_last=in_last)
 
 
 class Trees:

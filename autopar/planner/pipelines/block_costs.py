@@ -164,11 +164,13 @@ def block_table(
     *,
     gather_once: bool = False,
     copy_rates: tuple[float, float] = (math.inf, math.inf),
+    host_capacity_bytes: float = math.inf,
 ) -> BlockTable:
     """The table of a solved sub-mesh. send_seconds: of so many bytes from every device to its peer in the next stage.
 
     Outputs of the model live for the whole batch. gather_once: every stage gathers its parameters once per step.
     copy_rates: bytes per second to the host and from there; copies hide behind the pass of their block.
+    host_capacity_bytes: what a device may fill of the host's memory.
     """
     seconds = {mode: _Seconds(solved, way.built, way.labels, gather_once) for mode, way in ways.items()}
     bytes_ = {mode: _Bytes(solved, way, micro_batches, gather_once) for mode, way in ways.items()}
@@ -195,6 +197,8 @@ def block_table(
         modes=tuple(ways),
         forward_seconds=np.maximum(added(s.of_passes[FORWARD] for s in seconds.values()), copies / copy_rates[0]),
         backward_seconds=np.maximum(added(s.of_passes[BACKWARD] for s in seconds.values()), copies / copy_rates[1]),
+        host_bytes=copies,
+        host_capacity_bytes=host_capacity_bytes,
         ahead_bytes=max(way.ahead_bytes for way in ways.values()),
         weight_seconds=added(each.of_passes[WEIGHT] for each in seconds.values()),
         saved_bytes=added(each.saved for each in bytes_.values()),

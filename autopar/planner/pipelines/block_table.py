@@ -11,6 +11,7 @@ on the fullest device of the sub-mesh.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -83,6 +84,10 @@ class BlockTable:
     shared: tuple[tuple[tuple[int, ...], float], ...] = ()
     """(blocks that read one parameter, seconds of adding up its gradients over two stages), once per step."""
     group: int = 0
+    host_bytes: Floats | None = None
+    """(R, N) that wait on the host; None counts as 0."""
+    host_capacity_bytes: float = math.inf
+    """What one device may fill of the host's memory."""
     ahead_bytes: float = 0.0
     """For copies to the host and back that are under way, where something waits there; counted in the extra bytes."""
     gather_once: bool = False
@@ -105,6 +110,7 @@ class BlockTable:
                 if getattr(self, name) is not None
             },
             **dict.fromkeys(_BY_MODE, shape),
+            **({} if self.host_bytes is None else {"host_bytes": shape}),
             **({} if self.arrived_bytes is None else {"arrived_bytes": (shape[0], shape[1] - 1)}),
             **dict.fromkeys(("state_bytes", "once_seconds"), shape[1:]),
             **dict.fromkeys(("send_bytes", "send_seconds"), (shape[1] - 1,)),
@@ -146,6 +152,19 @@ class BlockTable:
             ),
             near=near,
         )
+
+    def on_device(self) -> BlockTable | None:
+        """The ways in which nothing waits on the host, where these are some of all."""
+        rows = [row for row, mode in enumerate(self.modes) if mode not in HOST_MODES]
+        if not 0 < len(rows) < len(self.modes):
+            return None
+        arrays = {name: getattr(self, name) for name in (*_BY_MODE, "arrived_bytes", "host_bytes")}
+        kept = {name: array[rows] for name, array in arrays.items() if array is not None}
+        return replace(self, modes=tuple(self.modes[row] for row in rows), **kept)
+
+    def waiting_bytes(self, first: int, end: int, mode: int) -> float:
+        """What the blocks first .. end - 1 let wait on the host, of a micro-batch."""
+        return 0.0 if self.host_bytes is None else float(self.host_bytes[mode, first:end].sum())
 
     def with_copies(self, count: int) -> BlockTable:
         """The same blocks with so many more copies of their parameters."""
@@ -197,6 +216,7 @@ class BlockTable:
 
 
 _BY_MODE = (
+    "forward_seconds",
     "backward_seconds",
     "weight_seconds",
     "saved_bytes",

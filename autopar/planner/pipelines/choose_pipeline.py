@@ -22,7 +22,7 @@ from autopar.cost_models.schedule_player import StepCosts, play_pipeline, schedu
 from autopar.errors import ConfigurationError
 from autopar.planner.pipelines.block_table import BlockTable
 from autopar.planner.pipelines.choose_recomputation import fastest_recomputation
-from autopar.planner.pipelines.in_flight import in_flight
+from autopar.planner.pipelines.in_flight import in_flight, kept_by_stage
 from autopar.planner.pipelines.stage_search import Cut, CutQuestion, cut_into_stages
 from autopar.planner.problem.limits import LIMITS
 from autopar.request.pipeline_request import SEARCHED
@@ -61,6 +61,22 @@ class Pipeline:
     def peak_bytes(self) -> float:
         """Of the fullest rank group."""
         return max(self.costs.peak_bytes)
+
+    @property
+    def host_bytes(self) -> float:
+        """What a device of the rank group that uses it most lets wait on the host."""
+        schedule, kept = self.costs.schedule, kept_by_stage(self.costs.schedule, until_weights=True)
+        waiting = [self.table.waiting_bytes(stage.first, stage.end, stage.mode) for stage in self.cut.stages]
+        return max(
+            sum(kept[stage] * waiting[stage] for stage, holders in enumerate(schedule.holders) if rank in holders)
+            for rank in range(len(schedule.ranks))
+        )
+
+    @property
+    def fits(self) -> bool:
+        """Whether no device holds more than it has, nor its share of the host's memory."""
+        table = self.table
+        return self.peak_bytes <= table.capacity_bytes and self.host_bytes <= table.host_capacity_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -116,7 +132,7 @@ def try_families(
             f"{table.num_blocks} pieces of the model do not fill {least * num_ranks} stages; a model is cut between "
             "its blocks (modules whose path ends in a number): use a smaller pp, or another schedule"
         )
-    tried = [_fitted(table, num_ranks, micro_batches, family, chunks) for family, chunks in possible]
+    tried = [_fitted_anywhere(table, num_ranks, micro_batches, family, chunks) for family, chunks in possible]
     return sorted(tried, key=_step_seconds)
 
 
@@ -141,6 +157,12 @@ def _possible(table: BlockTable, num_ranks: int, families: Sequence[str]) -> lis
     ]
 
 
+def _fitted_anywhere(table: BlockTable, num_ranks: int, micro_batches: int, family: str, chunks: int) -> Tried:
+    """As `_fitted`, and without the memory of the host where that is too small."""
+    found, here = _fitted(table, num_ranks, micro_batches, family, chunks), table.on_device()
+    return _fitted(here, num_ranks, micro_batches, family, chunks) if found.pipeline is None and here else found
+
+
 def _fitted(table: BlockTable, num_ranks: int, micro_batches: int, family: str, chunks: int) -> Tried:
     """One family: the cut of the formula, with less memory until it fits when played; where it recomputes or does not
     fit, also with recomputation chosen by what ranks hold (stages on one rank each)."""
@@ -149,7 +171,7 @@ def _fitted(table: BlockTable, num_ranks: int, micro_batches: int, family: str, 
         found = _one_pipeline(table, num_ranks, micro_batches, family, chunks, limit)
         if found is None:
             break
-        if found.peak_bytes <= table.capacity_bytes:
+        if found.fits:
             fitting.append(found)
             break
         least.append(found.peak_bytes)
@@ -169,10 +191,10 @@ def _settled(pipeline: Pipeline) -> Pipeline | None:
         return None
     stages = tuple(replace(stage, mode=mode) for stage, mode in zip(pipeline.cut.stages, modes, strict=True))
     if stages == pipeline.cut.stages:
-        return pipeline
+        return pipeline if pipeline.fits else None
     cut, num_ranks = replace(pipeline.cut, stages=stages), len(pipeline.costs.schedule.ranks)
     found = _played(pipeline.table, cut, pipeline.family, num_ranks, pipeline.micro_batches)
-    return found if found.peak_bytes <= found.table.capacity_bytes else None
+    return found if found.fits else None
 
 
 def _one_pipeline(

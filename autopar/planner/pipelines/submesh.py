@@ -28,6 +28,7 @@ from autopar.planner.one_mesh.query import Query
 from autopar.planner.pipelines.block_costs import Solved, SolvedWay, block_table, ways_of, weight_operators
 from autopar.planner.pipelines.block_table import HOST_MODES, MODES, RECOMPUTE_OF, BlockTable
 from autopar.planner.pipelines.runs import Runs
+from autopar.planner.problem.limits import LIMITS
 from autopar.planner.problem.prices import Prices
 from autopar.plans.plan_value import PIPELINE_AXIS
 from autopar.request.offload import ACTIVATIONS
@@ -82,6 +83,7 @@ def table_of(
         1 if query.micro is None else query.micro.count,
         gather_once=gather_once,
         copy_rates=_copy_rates(cluster),
+        host_capacity_bytes=_host_capacity(cluster),
     )
     if near == far:
         return table
@@ -95,6 +97,13 @@ def _copy_rates(cluster: Cluster) -> tuple[float, float]:
         return math.inf, math.inf
     to_host, from_host = (copy_rate(cluster.host, way, cluster.devices_per_node) for way in WAYS)
     return to_host, from_host
+
+
+def _host_capacity(cluster: Cluster) -> float:
+    """What a device may fill of the memory that all of a node share."""
+    if cluster.host is None:
+        return math.inf
+    return LIMITS.host_share * cluster.host.memory_bytes / cluster.devices_per_node
 
 
 def asked_modes(query: Query) -> tuple[str, ...]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
 
+import autopar
 from autopar.capture import capture
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.explain.stage_problem import stage_problem
+from autopar.hardware.cluster import Cluster
 from autopar.program import Program
-from tests.planner.pipelines.chains import ACTIVATION, PARTS, ROWS, STATES, WIDTH, chain, most_passes, planned
+from tests.planner.pipelines.chains import ACTIVATION, PARTS, ROWS, STATES, WIDTH, batch, chain, most_passes, planned
 from tests.planner.pipelines.rank_memory import held_peaks
 
 ROUNDED = 1.001
@@ -87,3 +90,15 @@ def test_a_plan_with_spans_is_played_again_as_it_was(options: dict[str, str]) ->
     played = problem.played(plan, solved, problem.modes(plan, solved))
     assert played.step_seconds == pytest.approx(plan.predicted.step_seconds)
     assert played.peak_bytes == pytest.approx(plan.predicted.peak_bytes)
+
+
+def test_the_memory_of_the_host_is_a_limit() -> None:
+    cluster = Cluster.parse("2 H100-SXM")
+    assert cluster.host is not None
+    small = replace(cluster, host=replace(cluster.host, memory_bytes=ACTIVATION))
+    plan = autopar.Planner(chain(), batch(), cluster=small).plan(
+        dims={"pp": 2}, schedule="1f1b", micro_batches=PARTS, memory_limit=13 * ACTIVATION, mode="fast",
+        offload="activations",
+    )  # fmt: skip
+    assert not plan.saved_on_host
+    assert most_passes(plan) == 1
