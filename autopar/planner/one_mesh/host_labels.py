@@ -11,6 +11,9 @@ that a phase copies no more than its kernels have time for. In the other one cop
 asks for may be chosen; what they hide behind is left to the simulator. The optimizer of a parameter on the host steps
 there, at the rate of the host's memory.
 
+The devices of a node share its memory: one more row says that what waits there at the fullest moment, behind forward,
+beside parameters with their gradients and states, is no more than a device's part of it.
+
 Left out, as neither memory nor the link would notice them: values below `LIMITS.least_on_host` of all that could go.
 """
 
@@ -41,6 +44,7 @@ from autopar.planner.solver import MemoryRow
 from autopar.plans.plan_value import HOST
 from autopar.request.offload import ACTIVATIONS, PARAMETERS
 
+HOST_ROW = "the memory of the host"
 COPIES_AT_ONCE = 2
 """One is on the link while what the other brought is read."""
 PHASES = ("forward", "backward")
@@ -62,8 +66,8 @@ class HostLabels:
     hidden: bool
 
     def added(self, built: Built, kernel_seconds: Mapping[str, float]) -> tuple[Built, tuple[MemoryRow, ...], float]:
-        """The problem with recomputation and these labels, the rows of the link, and bytes for `COPIES_AT_ONCE` of the
-        largest copies. kernel_seconds: of each phase."""
+        """The problem with recomputation and these labels, the rows of link and host, and bytes for `COPIES_AT_ONCE` of
+        the largest copies. kernel_seconds: of each phase."""
         moved = {index: self._moved(built, node, index) for node, index in self._candidates(built).items()}
         least = LIMITS.least_on_host * sum(float(np.max(sum(each.values()))) for each in moved.values())
         moved = {index: each for index, each in moved.items() if float(np.max(sum(each.values()))) >= least}
@@ -75,6 +79,7 @@ class HostLabels:
             variables[index] = self._with_host(wide.variables[index], len(rows[index]), each, known)
         problem = replace(wide.problem, node_costs=tuple(variable.costs for variable in variables))
         links = tuple(self._link_rows(variables, moved, kernel_seconds)) if self.hidden else ()
+        links = (*links, *self._room(variables, moved))
         largest = max((float(np.max(nbytes)) for each in moved.values() for nbytes in each.values()), default=0.0)
         return replace(wide, problem=problem, variables=variables), links, COPIES_AT_ONCE * largest
 
@@ -188,6 +193,29 @@ class HostLabels:
                         budget_bytes=kernel_seconds[phase] * self._rate(way) * LIMITS.hidden_copies_share,
                         constant_bytes=0.0,
                     )
+
+    def _room(self, variables: list[Variable], moved: Mapping[int, Mapping[Way, Floats]]) -> Iterator[MemoryRow]:
+        """What there is room for on the host."""
+        nbytes = {}
+        for index, each in moved.items():
+            variable, more = variables[index], len(next(iter(each.values())))
+            waits = self._states_there(variable, more) if variable.labels else each["forward", "to_host"]
+            nbytes[index] = _behind_zeros(waits, len(variable.costs))
+        if nbytes:
+            yield MemoryRow(
+                name=HOST_ROW,
+                bytes=nbytes,
+                budget_bytes=self._host.bytes_per_device(self.cluster.devices_per_node),
+                constant_bytes=0.0,
+            )
+
+    def _states_there(self, variable: Variable, more: int) -> Floats:
+        """Bytes of a parameter with gradient and state, of the last labels."""
+        state, stored, node = self.state_bytes[variable.name], variable.stored, variable.node
+        assert stored is not None
+        share = self._fractions(stored.distinct, shape_of(node))[stored.index[-more:]]
+        each = tensor_bytes(node) + math.prod(shape_of(node)) * (state.optimizer + state.gradient)
+        return np.asarray(share * each)
 
     def _rate(self, way: Direction) -> float:
         return copy_rate(self._host, way, self.cluster.devices_per_node)

@@ -71,6 +71,7 @@ from autopar.plans.parallel_plan import Plan
 from autopar.plans.parallelism import rows_travel
 from autopar.plans.plan_text import format_seconds
 from autopar.plans.plan_value import Prediction
+from autopar.plans.rung_names import host_bytes
 from autopar.timing import phase
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A candidate, what its program holds at every moment, and by how much that exceeds the limit."""
+    """A candidate, what its program holds at every moment, and by how much that exceeds the limit, or what it has on
+    the host its part of that."""
 
     candidate: Candidate
     measured: Floats
@@ -169,7 +171,9 @@ def fit(
     starts = [free.assignment, *_given_labels(query, built, mesh), *more_starts]
     attempt = read_plan(query, mesh, built, free, lifetimes)
     if attempt.excess > 0 or _asks_for_recomputation(query):
-        attempt = _recomputed(query, attempt, WithinMemory.each(query, mesh, built, lifetimes, starts), most_labels)
+        too_large = dict[str, float]()
+        searches = WithinMemory.each(query, mesh, built, lifetimes, starts, too_large)
+        attempt = _recomputed(query, attempt, searches, most_labels, too_large)
     plan = attempt.candidate.plan
     log.info(
         f"mesh {dict(zip(mesh.axis_names, mesh.shape, strict=True))}: objective {plan.objective_seconds * 1e3:.2f} ms, "
@@ -179,8 +183,15 @@ def fit(
     return attempt.candidate
 
 
-def _recomputed(query: Query, attempt: Attempt, searches: Iterable[WithinMemory], most_labels: float) -> Attempt:
-    """What fits of the first search that finds something."""
+def _recomputed(
+    query: Query,
+    attempt: Attempt,
+    searches: Iterable[WithinMemory],
+    most_labels: float,
+    too_large: dict[str, float],
+) -> Attempt:
+    """What fits of the first search that finds something. too_large: least bytes of the ways that `searches` leaves
+    out, and then of those that failed."""
     failure: DoesNotFit | None = None
     for search in searches:
         labels = sum(costs.size for costs in search.built.problem.node_costs)
@@ -192,12 +203,13 @@ def _recomputed(query: Query, attempt: Attempt, searches: Iterable[WithinMemory]
         try:
             return _within_memory(query, attempt, search)
         except DoesNotFit as found:
+            too_large[search.way] = min(found.needed_bytes, too_large.get(search.way, math.inf))
             failure = found if failure is None or found.needed_bytes < failure.needed_bytes else failure
         except SearchEnded:
             if failure is None:
                 raise
     assert failure is not None, "segments by themselves are tried in any case"
-    raise failure
+    raise failure.with_ways(too_large if len(too_large) > 1 else {})
 
 
 def _within_memory(query: Query, attempt: Attempt, search: WithinMemory) -> Attempt:
@@ -300,8 +312,16 @@ def read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, lifeti
     return Attempt(
         candidate=Candidate(mesh=mesh, plan=plan, built=built, solution=solution),
         measured=measured,
-        excess=plan.predicted.peak_bytes - query.budget_bytes,
+        excess=max(plan.predicted.peak_bytes - query.budget_bytes, _too_much_on_host(query.cluster, plan.predicted)),
     )
+
+
+def _too_much_on_host(cluster: Cluster, predicted: Prediction) -> float:
+    """Bytes of a rank on its host beyond its part of that; below 0 where there is room."""
+    there = host_bytes(predicted)
+    if not there or cluster.host is None:
+        return -math.inf
+    return there - cluster.host.bytes_per_device(cluster.devices_per_node)
 
 
 def plan_of(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetimes: Lifetimes) -> Plan:

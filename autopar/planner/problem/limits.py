@@ -59,6 +59,8 @@ class Limits:
     nested_rooms: tuple[float, ...] = (1.0, 0.93, 0.85, 0.7)
     """Parts of the room for what is saved and made again, in which nested spans are cut: what is passed through needs
     some. The first ones with which the rows hold are solved."""
+    full_host: float = 0.8
+    """Of its room on the host, from which on what does not fit says that it is short, too."""
     close_answer: float = 1.5
     """Another answer up to so much above the optimum without a memory limit is probably faster than what fits."""
     time_share_if_close: float = 0.25
