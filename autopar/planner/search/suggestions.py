@@ -6,7 +6,8 @@ Single changes first; pairs only where no single one fits. Within one kind (more
 
 `why_nothing_fits` skips what cannot fit before anything is solved: parameters, gradients and optimizer state, divided
 by all devices, are there at the end of every backward pass; where they may wait on the host, the largest parameter is
-read. What may wait on the host is a change like others: named only where it was planned, with what moves there.
+read, and any matrix product reads and writes (`least_product_bytes`). What may wait on the host is a change like
+others, named only where it was planned, with what moves there; it is no part of pairs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from autopar.planner.batch.batch_flow import NotSeparable
 from autopar.planner.batch.micro_batch_program import Recapture
 from autopar.planner.memory.shortage import DoesNotFit, Suggestion, with_more_devices, with_suggestions
 from autopar.planner.meshes.choose_micro_batches import in_parts_of, micro_batch_queries
-from autopar.planner.meshes.least_memory import why_nothing_fits
+from autopar.planner.meshes.least_memory import least_product_bytes, why_nothing_fits
 from autopar.planner.one_mesh.mesh_plan import plan_on_mesh
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.problem.leaf_layouts import StateBytes
@@ -58,12 +59,12 @@ def suggested(query: Query, failure: DoesNotFit) -> InfeasibleError:
     if query.constraints.pinned or not query.search.tries_suggestions or query.deadline.left() <= 0.0:
         return failure  # pinned parameters keep their layouts on this very mesh; there is nothing to change
     parts_are_fixed = query.micro_batches is not None and query.recapture is not None
-    kinds = _kinds(query, failure.mesh, query.recapture if parts_are_fixed else None)
-    log.info(f"nothing fits; trying {sum(map(len, kinds))} changes")
+    kinds, offloads = _kinds(query, failure.mesh, query.recapture if parts_are_fixed else None), _offloads(query)
+    log.info(f"nothing fits; trying {sum(map(len, kinds)) + len(offloads)} changes")
     until = Deadline.after(min(LIMITS.suggestion_seconds, query.deadline.left()), query.deadline.stop)
     quick = replace(query, search=replace(SEARCH["fast"], tries_suggestions=False), deadline=until, warm_start=None)
     tried = _Tried(quick, failure.mesh)
-    fits = tried.first_of_each([(kind,) for kind in kinds])
+    fits = tried.first_of_each([(kind,) for kind in (offloads, *kinds)])
     if not fits:
         fits = tried.first_of_each(list(itertools.combinations(kinds, 2)))
     searched = _searched(query, tries_parts=query.recapture is not None and not parts_are_fixed)
@@ -106,7 +107,7 @@ class _Tried:
         return Suggestion(description=description, predicted=prediction, host_room=room)
 
     def _plan(self, query: Query, mesh: Mesh) -> Prediction | None:
-        if why_nothing_fits(query, [mesh]) is not None:
+        if why_nothing_fits(query, [mesh]) is not None or least_product_bytes(query) > query.budget_bytes:
             return None
         try:
             return plan_on_mesh(query, mesh).plan.predicted
@@ -119,7 +120,6 @@ def _kinds(query: Query, mesh: Mesh, recapture: Recapture | None) -> list[Kind]:
     kinds: list[Kind] = []
     if query.recompute == "none":
         kinds.append([Change(description='recomputation (without recompute="none")', apply=_recompute)])
-    kinds.append(_offloads(query))
     kinds.append(_optimizers(query))
     if recapture is not None:  # after the optimizers: parts add the totals of gradients to their state
         kinds.append(_more_parts(query, recapture))
