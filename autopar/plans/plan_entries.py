@@ -134,6 +134,7 @@ def _check_groups(plan: PlanValue, groups: tuple[RankGroup, ...]) -> None:
 def _all_problems(plan: PlanValue) -> Iterator[str]:
     yield from _negative_amounts(plan)
     yield from _replicas_of_capped(plan)
+    yield from _orders(plan)
     yield from _problems(plan, plan.layout_mesh, "")
     yield from _input_dims(plan)
     yield from _collective_problems(plan)
@@ -160,6 +161,13 @@ def _replicas_of_capped(plan: PlanValue) -> Iterator[str]:
     """Rows of replicated experts stay, whoever has a place: one of the two."""
     if plan.expert_capacity is not None and plan.replicated_experts:
         yield f"replicated_experts with expert_capacity {plan.expert_capacity}: take one of them out of the plan"
+
+
+def _orders(plan: PlanValue) -> Iterator[str]:
+    """Every expert lies somewhere, once."""
+    for module, order in plan.expert_order.items():
+        if sorted(order) != list(range(len(order))):
+            yield f"expert_order.{module} is {list(order)}: write every expert once, those of the first rank first"
 
 
 def _negative_amounts(plan: PlanValue) -> Iterator[str]:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from autopar.layouts.placement import Mesh, Shard
+from autopar.plans.expert_lines import expert_lines
 from autopar.plans.parallelism import parallelism
 from autopar.plans.plan_reasons import ladder_in_words, next_best, what_binds
 from autopar.plans.plan_text import (
@@ -171,7 +172,8 @@ def _in_zigzag(plan: PlanValue, axis: int) -> bool:
 
 def facts(plan: PlanValue, verbose: bool = False) -> list[str]:
     """Lines that belong under the table: cluster, what binds, the next best plan, largest memory, why baselines
-    do not run, uncovered operators, discovered rules, notes. verbose: what the search counted, too."""
+    do not run, where placed experts lie, uncovered operators, discovered rules, notes. verbose: what the search
+    counted, too."""
     gap = f"gap {plan.gap:.1e}" if plan.gap > ROUNDING else "gap 0"
     lines = [
         f"cluster {plan.cluster}, priced by {plan.profile}",
@@ -188,6 +190,7 @@ def facts(plan: PlanValue, verbose: bool = False) -> list[str]:
         parts = sorted(prediction.bytes_by_kind.items(), key=lambda item: -item[1])
         lines.append("memory " + ", ".join(f"{kind} {format_bytes(size)}" for kind, size in parts))
     lines.extend(f"{known.name} does not run: {known.error}" for known in plan.baselines if known.error)
+    lines.extend(expert_lines(plan))
     if verbose:
         lines.extend(f"{name}: {_number(value)}" for name, value in plan.statistics.items())
     for operator, seconds in plan.uncovered.items():

@@ -347,6 +347,7 @@ def plan_of(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetime
         kernels=query.kernels,
         micro_batches=1 if query.micro is None else query.micro.count,
         replicated_experts=query.replicated_experts,
+        expert_order=query.expert_order,
         deterministic=query.deterministic,
         hidden_share=query.hidden_share,
         prices_hash=prices_hash(problem),
