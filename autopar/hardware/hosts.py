@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 USABLE_SHARE = 0.9
-"""Part of a host's memory for what waits there; the rest is the system's, the processes' and their data's."""
+"""Part of a host's memory for what waits there; the system, loaders and Python have the rest."""
 HARDWARE_DIRECTORY = Path(__file__).parent.parent / "cost_models" / "hardware"
 
 

@@ -58,7 +58,7 @@ class SearchEnded(InfeasibleError):
 
 class DoesNotFit(InfeasibleError):
     """Nothing fits on one mesh. needed_bytes: the least that was found per device; parts: where they go; beside: what
-    else is short, as words behind that; by_way: way of recomputing or of using the host -> the least that it needs."""
+    else is short, where that fits; by_way: way of recomputing or of using the host -> the least that it needs."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class DoesNotFit(InfeasibleError):
         ways = ", ".join(f"{way} {format_bytes(size)}" for way, size in (by_way or {}).items())
         super().__init__(
             f"no plan fits {format_bytes(budget_bytes)} per device on {mesh.size} devices: the smallest needs "
-            f"{format_bytes(needed_bytes)} on mesh {mesh.shape}{', ' * bool(beside)}{beside}; largest parts: {listed}"
-            f"{'; the least, ' * bool(ways)}{ways}"
+            f"{format_bytes(needed_bytes)} on mesh {mesh.shape}; largest parts: {listed}"
+            f"{'; the least, ' * bool(ways)}{ways}{'; ' * bool(beside)}{beside}"
         )
         self.mesh, self.needed_bytes, self.budget_bytes = mesh, needed_bytes, budget_bytes
         self.parts, self.beside = parts, beside

@@ -190,9 +190,11 @@ def _recomputed(
     most_labels: float,
     too_large: dict[str, float],
 ) -> Attempt:
-    """What fits of the first search that finds something. too_large: least bytes of the ways that `searches` leaves
-    out, and then of those that failed."""
+    """What fits of the first search that finds something. A search that ends without a plan ends them all, but where
+    the host was asked for: the one with copies that hide leaves room for them, which others fill. too_large: least
+    bytes of the ways that `searches` leaves out, and then of those that failed."""
     failure: DoesNotFit | None = None
+    ended: SearchEnded | None = None
     for search in searches:
         labels = sum(costs.size for costs in search.built.problem.node_costs)
         if labels > most_labels:
@@ -205,9 +207,12 @@ def _recomputed(
         except DoesNotFit as found:
             too_large[search.way] = min(found.needed_bytes, too_large.get(search.way, math.inf))
             failure = found if failure is None or found.needed_bytes < failure.needed_bytes else failure
-        except SearchEnded:
-            if failure is None:
+        except SearchEnded as found:
+            ended = found
+            if failure is None and not query.may_wait_on_host:
                 raise
+    if ended is not None:
+        raise ended
     assert failure is not None, "segments by themselves are tried in any case"
     raise failure.with_ways(too_large if len(too_large) > 1 else {})
 

@@ -51,16 +51,17 @@ class Limits:
     """Part of what backward holds that spans of blocks made again together must save, to be tried beside single blocks.
     """
     least_on_host: float = 5e-4
-    """Part of all that could wait on the host that a value must be, to be asked for."""
+    """Part of all parameters, or of all saved values, that could wait on the host that one must be, to be asked for."""
     price_of_hidden_copies: float = 0.05
     """Part of the seconds of a copy that one hidden behind kernels costs: of two that hide the shorter is better."""
     hidden_copies_share: float = 0.9
     """Part of the seconds of kernels behind which copies are counted on to hide."""
+    ahead_share: float = 0.15
+    """Part of the memory limit, at most, that stays free for copies under way: two of the largest value that could wait
+    on the host would take most of it where that is the logits of a long sequence, which need not be what waits."""
     nested_rooms: tuple[float, ...] = (1.0, 0.93, 0.85, 0.7)
     """Parts of the room for what is saved and made again, in which nested spans are cut: what is passed through needs
     some. The first ones with which the rows hold are solved."""
-    full_host: float = 0.8
-    """Of its room on the host, from which on what does not fit says that it is short, too."""
     close_answer: float = 1.5
     """Another answer up to so much above the optimum without a memory limit is probably faster than what fits."""
     time_share_if_close: float = 0.25
