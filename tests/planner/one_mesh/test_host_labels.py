@@ -83,7 +83,7 @@ def test_what_fits_nowhere_else_waits_on_the_host() -> None:
     assert plan.predicted.peak_bytes <= SMALL
     assert saved + len(plan.recomputed) > 0
     with pytest.raises(InfeasibleError):
-        planned(SMALL)
+        planned(SMALL, mode="fast")
 
 
 def test_nothing_waits_there_where_memory_suffices() -> None:
@@ -199,6 +199,7 @@ def roomy(room: int, model: nn.Module, limit: int, **options: Any) -> Plan:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_more_waits_on_the_host_than_there_is_room_for() -> None:
     limit = 50 * SAVED
     free = roomy(1 << 34, Blocks().double(), limit, offload="activations")
