@@ -36,6 +36,7 @@ from autopar.planner.one_mesh.context_notes import context_notes
 from autopar.planner.one_mesh.copy_ahead import with_copies_ahead
 from autopar.planner.one_mesh.exchange_chunks import in_exchange_chunks
 from autopar.planner.one_mesh.expert_axis_notes import expert_axis_notes
+from autopar.planner.one_mesh.fewest_reruns import FewestReruns
 from autopar.planner.one_mesh.forbidden_choices import forbidden_places, why_forbidden
 from autopar.planner.one_mesh.hidden_communication import with_hidden
 from autopar.planner.one_mesh.micro_costs import in_micro_batches
@@ -173,7 +174,12 @@ def fit(
     if attempt.excess > 0 or _asks_for_recomputation(query):
         too_large = dict[str, float]()
         searches = WithinMemory.each(query, mesh, built, lifetimes, starts, too_large)
-        attempt = _recomputed(query, attempt, searches, most_labels, too_large)
+        answer: Attempt | DoesNotFit
+        try:
+            answer = _recomputed(query, attempt, searches, most_labels, too_large)
+        except DoesNotFit as failure:
+            answer = failure
+        attempt = _fewest_reruns(query, built, lifetimes, attempt, answer)
     plan = attempt.candidate.plan
     log.info(
         f"mesh {dict(zip(mesh.axis_names, mesh.shape, strict=True))}: objective {plan.objective_seconds * 1e3:.2f} ms, "
@@ -215,6 +221,33 @@ def _recomputed(
         raise ended
     assert failure is not None, "segments by themselves are tried in any case"
     raise failure.with_ways(too_large if len(too_large) > 1 else {})
+
+
+def _fewest_reruns(
+    query: Query, built: Built, lifetimes: Lifetimes, free: Attempt, found: Attempt | DoesNotFit
+) -> Attempt:
+    """What was found, or what runs less again in the same layouts (`fewest_reruns.py`). Raises what was found."""
+    base = found if isinstance(found, Attempt) else free
+    search = FewestReruns.of(query, built, lifetimes, base.candidate.plan, base.candidate.solution.assignment)
+    costs_most = base.candidate.plan.objective_seconds * (1 - LIMITS.least_relief_of_reruns)
+    if search is not None and (base is free or free.candidate.plan.objective_seconds < costs_most):
+        search.learn(base.candidate.plan, base.measured)
+        for _ in range(LIMITS.reruns_rounds):
+            answer = search.solve(free.candidate.solution.lower_bound)
+            if answer is None:
+                break
+            attempt = read_plan(query, base.candidate.mesh, *answer)
+            if attempt.excess <= 0:
+                is_shorter = base is free or _step_seconds(attempt) < _step_seconds(base)
+                return attempt if is_shorter else base
+            search.learn(attempt.candidate.plan, attempt.measured)
+    if isinstance(found, DoesNotFit):
+        raise found
+    return found
+
+
+def _step_seconds(attempt: Attempt) -> float:
+    return attempt.candidate.plan.predicted.step_seconds
 
 
 def _within_memory(query: Query, attempt: Attempt, search: WithinMemory) -> Attempt:
