@@ -28,7 +28,6 @@ from autopar.planner.one_mesh.query import Query
 from autopar.planner.pipelines.block_costs import Solved, SolvedWay, block_table, ways_of, weight_operators
 from autopar.planner.pipelines.block_table import HOST_MODES, MODES, RECOMPUTE_OF, BlockTable
 from autopar.planner.pipelines.runs import Runs
-from autopar.planner.problem.limits import LIMITS
 from autopar.planner.problem.prices import Prices
 from autopar.plans.plan_value import PIPELINE_AXIS
 from autopar.request.offload import ACTIVATIONS
@@ -103,7 +102,7 @@ def _host_capacity(cluster: Cluster) -> float:
     """What a device may fill of the memory that all of a node share."""
     if cluster.host is None:
         return math.inf
-    return LIMITS.host_share * cluster.host.memory_bytes / cluster.devices_per_node
+    return cluster.host.bytes_per_device(cluster.devices_per_node)
 
 
 def asked_modes(query: Query) -> tuple[str, ...]:

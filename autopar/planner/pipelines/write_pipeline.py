@@ -34,6 +34,7 @@ from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_entries import check_pipeline
 from autopar.plans.plan_text import format_bytes, format_seconds
 from autopar.plans.plan_value import PipelinePlan, Prediction, StagePlan
+from autopar.plans.rung_names import ON_HOST
 from autopar.request.pipeline_request import SEARCHED
 from autopar.schedules.list_scheduler import TIMED_FAMILIES
 
@@ -152,6 +153,7 @@ def prediction(pipeline: Pipeline) -> Prediction:
             f"states of rank group {fullest}": states,
             "activations of all micro-batches in flight": pipeline.peak_bytes - states,
         },
+        bytes_by_rung={ON_HOST: pipeline.host_bytes} if pipeline.host_bytes else {},
     )
 
 

@@ -59,8 +59,6 @@ class Limits:
     ahead_share: float = 0.15
     """Part of the memory limit, at most, that stays free for copies under way: two of the largest value that could wait
     on the host would take most of it where that is the logits of a long sequence, which need not be what waits."""
-    host_share: float = 0.9
-    """Part of the memory of a host that may be asked for: the system, loaders and Python have the rest."""
     nested_rooms: tuple[float, ...] = (1.0, 0.93, 0.85, 0.7)
     """Parts of the room for what is saved and made again, in which nested spans are cut: what is passed through needs
     some. The first ones with which the rows hold are solved."""

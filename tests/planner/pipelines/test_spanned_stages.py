@@ -13,6 +13,7 @@ from autopar.capture import capture
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.explain.stage_problem import stage_problem
 from autopar.hardware.cluster import Cluster
+from autopar.plans.rung_names import host_bytes
 from autopar.program import Program
 from tests.planner.pipelines.chains import ACTIVATION, PARTS, ROWS, STATES, WIDTH, batch, chain, most_passes, planned
 from tests.planner.pipelines.rank_memory import held_peaks
@@ -51,6 +52,7 @@ def test_what_stages_save_waits_on_the_host_and_is_not_held(activations: float) 
     assert most_passes(plan) == 0
     assert plan.saved_on_host
     assert plan.copy_ahead_bytes
+    assert host_bytes(plan.predicted) == 16 * ACTIVATION
     held, said = max(held_peaks(program(), plan)) + STATES, plan.predicted.peak_bytes
     assert held <= ROUNDED * said
     assert said <= activations * ACTIVATION
