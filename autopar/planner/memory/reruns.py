@@ -118,14 +118,19 @@ def held_over_time(step: Step, runs: Runs) -> Floats:
     return found
 
 
-def fewest_reruns(step: Step, room: Floats, limit: float, hint: Reruns | None = None) -> Reruns | None:
+def fewest_reruns(
+    step: Step, room: Floats, limit: float, hint: Reruns | None = None, seconds: float = math.inf
+) -> Reruns | None:
     """Those of the fewest seconds that hold at most `room` bytes at every operator, (operators,); None where none were
-    found. limit: of CP-SAT's deterministic time; hint: others to begin with."""
+    found. limit: of CP-SAT's deterministic time; hint: others to begin with; seconds: limit by the clock."""
+    if not seconds:
+        return None
     program = _Program(step, room)
     if hint is not None:
         program.hint(hint)
     solver = cp_model.CpSolver()
     solver.parameters.max_deterministic_time = limit
+    solver.parameters.max_time_in_seconds = seconds
     solver.parameters.num_workers = 1
     status = solver.solve(program.model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
