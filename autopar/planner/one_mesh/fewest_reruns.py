@@ -10,11 +10,13 @@ it needs are joined, so that explanations and edits read it as any other plan; i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from torch import fx
 
+from autopar.later import later
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.lowered_bytes import transient_bytes
 from autopar.planner.memory.nested_spans import given_up_by
@@ -27,7 +29,7 @@ from autopar.planner.memory.recomputation import (
     repeatable,
     with_states,
 )
-from autopar.planner.memory.reruns import Reruns, Step, fewest_reruns, held_over_time, runs_of
+from autopar.planner.memory.reruns import Reruns, Step, held_over_time, runs_of
 from autopar.planner.memory.spans import spans_in
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.warm_start import Rows
@@ -41,6 +43,8 @@ from autopar.planner.problem.prices import Floats
 from autopar.planner.solver import Solution, evaluate, is_forbidden, solution_of
 from autopar.plans.parallel_plan import Plan
 from autopar.rules.engine import tensor_operands
+
+fewest_reruns: Callable[..., Reruns | None] = later("autopar.planner.memory.rerun_program", "fewest_reruns")
 
 
 @dataclass(slots=True)
