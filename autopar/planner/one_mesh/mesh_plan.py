@@ -232,7 +232,7 @@ def _fewest_reruns(
     costs_most = base.candidate.plan.objective_seconds * (1 - LIMITS.least_relief_of_reruns)
     if search is not None and (base is free or free.candidate.plan.objective_seconds < costs_most):
         search.learn(base.candidate.plan, base.measured)
-        for _ in range(LIMITS.reruns_rounds):
+        for _ in range(query.search.memory_rounds):
             answer = search.solve(free.candidate.solution.lower_bound)
             if answer is None:
                 break
