@@ -14,10 +14,10 @@ leads to the gradient of one parameter and to nothing else is W, as the runtime 
 gradient is W too, where it is done for every micro-batch.
 
 Where bytes belong. A value that backward reads: to the segment that reads it, its own or else the first; a stage behind
-that reads it too has a copy of its own. A parameter with its state: to every segment that reads it. A value of forward
-that a later segment reads crosses all borders between, but for what every stage makes for itself
-(`passes/stages/place_stages.py`): masks, and casts of parameters that several stages read. Of such a parameter each
-stage has a gradient of its own, which they add up once per step.
+that reads it too has a copy of its own, and the one in front none where only gradients are read beside it. A parameter
+with its state: to every segment that reads it. A value of forward that a later segment reads crosses all borders
+between, but for what every stage makes for itself (`passes/stages/place_stages.py`): masks, and casts of parameters
+that several stages read. Of such a parameter each stage has a gradient of its own, which they add up once per step.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ from autopar.rules.engine import tensor_operands
 
 Labels = NDArray[np.int64]
 FORWARD, BACKWARD, WEIGHT = 0, 1, 2
+WHOLE = 2
+"""Of transients, in the place of W: those of a backward that is not split."""
 AGAIN_FIRST, ON_HOST_FIRST = (RECOMPUTED, SAVED, DROPPED), (RECOMPUTED, ON_HOST, SAVED, DROPPED)
 """The states that operators of a stage take, the first that they have: without and with the memory of the host."""
 STILL_SECONDS = 1e-7
@@ -205,7 +207,9 @@ def block_table(
         weight_saved_bytes=added(each.weight_saved for each in bytes_.values()),
         forward_extra_bytes=largest(each.extra[FORWARD] for each in bytes_.values()),
         backward_extra_bytes=largest(each.extra[BACKWARD] for each in bytes_.values()),
+        whole_extra_bytes=largest(each.extra[WHOLE] for each in bytes_.values()),
         arrived_bytes=np.stack([each.arrived[_ends_of(runs)] for each in bytes_.values()]),
+        handed_bytes=np.stack([each.handed[_ends_of(runs)] for each in bytes_.values()]),
         state_bytes=added([bytes_[base].states])[0],
         update_bytes=added([bytes_[base].updates])[0],
         once_seconds=added([seconds[base].once])[0],
@@ -364,11 +368,13 @@ class _Bytes:
         self.saved: Floats = np.zeros(size)
         self.arrived: Floats = np.zeros(size)
         """Behind every segment, what a stage that begins there keeps of what a segment in front counts."""
+        self.handed: Floats = np.zeros(size)
+        """Of what a segment keeps, what a stage that ends there does not, as the stage behind runs what reads it."""
         self._change = np.zeros(self.lifetimes.end + 2)
         late = solved.weights | {node for node in self.lifetimes.in_order if weight_share(node)}
         self._read_by_weights = {value for node in late for value in _operands(node)}
-        self._freed: dict[int, list[tuple[int, float]]] = {}
-        """Segment -> (last position, bytes) of what it keeps and backward drops before W."""
+        self._freed: dict[int, list[tuple[int, float, bool]]] = {}
+        """Segment -> (last position, bytes, whether W reads it) of what it keeps and backward drops."""
         self._turn = sum(node.meta["phase"] != "backward" for node in self.lifetimes.in_order)
         step = StepValues(solved.built, solved.labels, solved.lifetimes, solved.mesh) if gather_once else None
         for live in way.live_bytes:
@@ -394,8 +400,9 @@ class _Bytes:
             keeper = self._keeper(variable.node)
             self.saved[keeper] += held
             self.arrived[keeper : max(self._wanted_in(variable), default=keeper)] += held
-            if self._read_by_weights.isdisjoint(_values(variable.node)):
-                self._freed.setdefault(keeper, []).append((live.last, held))
+            self.handed[keeper] += held if self._is_left(variable.node, keeper) else 0.0
+            late = not self._read_by_weights.isdisjoint(_values(variable.node))
+            self._freed.setdefault(keeper, []).append((live.last, held, late))
         else:
             self._change[live.first] += held
             self._change[self._last_here(variable.node, live) + 1] -= held
@@ -429,6 +436,17 @@ class _Bytes:
         }
         return own if own in readers or not readers else min(readers)
 
+    def _is_left(self, node: fx.Node, keeper: int) -> bool:
+        """Whether what reads a value in backward of its segment runs in the stage behind, which has it, too
+        (`place_stages`): a border that is read beside gradients only."""
+        lifetimes = self.lifetimes
+        if lifetimes.segment.get(node) != keeper:
+            return False
+        forward = {lifetimes.segment[r] for value in _values(node) for r in lifetimes.forward_readers.get(value, ())}
+        backward = [r for value in _values(node) for r in lifetimes.backward_readers.get(value, ())]
+        beside = {s for r in backward if lifetimes.segment[r] == keeper for s, _ in _operands(r)} - {node}
+        return bool(forward) and keeper not in forward and all(s.meta.get("phase") == "backward" for s in beside)
+
     def _wanted_in(self, variable: Variable) -> set[int]:
         """The segments whose backward reads an operator of forward, or makes again what reads it."""
         node, lifetimes = variable.node, self.lifetimes
@@ -437,16 +455,24 @@ class _Bytes:
         return lifetimes.backward_segments(node) if variable.availability is None else lifetimes.reading_segments(node)
 
     def _extra(self) -> Floats:
-        """(2, segments) the most that comes and goes within a pass; what the segment itself keeps makes room in
-        backward behind its last reader, but for what W reads."""
-        found = np.zeros((2, len(self.saved)))
+        """(3, segments) the most that comes and goes within a pass; what the segment itself keeps makes room in
+        backward behind its last reader, but in one that is split for what W reads."""
+        found = np.zeros((3, len(self.saved)))
         for position, (node, held) in enumerate(zip(self.lifetimes.in_order, np.cumsum(self._change), strict=False)):
-            late = BACKWARD if node.meta["phase"] == "backward" else FORWARD
             segment = self.lifetimes.segment[node]
-            room = sum(size for last, size in self._freed.get(segment, ()) if last < position) if late else 0.0
-            found[late, segment] = max(found[late, segment], held - room)
-        found[BACKWARD] += self._passed_through()
+            if node.meta["phase"] != "backward":
+                found[FORWARD, segment] = max(found[FORWARD, segment], held)
+                continue
+            room = {late: self._room(segment, position, late) for late in (False, True)}
+            found[BACKWARD, segment] = max(found[BACKWARD, segment], held - room[False])
+            found[WHOLE, segment] = max(found[WHOLE, segment], held - room[False] - room[True])
+        found[BACKWARD:] += self._passed_through()
         return found
+
+    def _room(self, segment: int, position: int, late: bool) -> float:
+        """What backward of a segment has dropped in front of a position. late: of what W reads."""
+        freed = self._freed.get(segment, ())
+        return sum(size for last, size, of_weight in freed if last < position and of_weight is late)
 
     def _passed_through(self) -> Floats:
         """(segments,) the largest value on the way through a span, which live bytes leave out (`live_bytes.py`)."""

@@ -72,9 +72,15 @@ class BlockTable:
     once_seconds: Floats
     send_bytes: Floats
     send_seconds: Floats
+    whole_extra_bytes: Floats | None = None
+    """(R, N) `backward_extra_bytes` where backward is not split, so that what W reads goes once it is read; None: as
+    many."""
     arrived_bytes: Floats | None = None
     """(R, N - 1), None counts as 0: of what crosses a border, what the stage behind it keeps too, beside a block in
     front that counts it."""
+    handed_bytes: Floats | None = None
+    """(R, N - 1), None counts as 0: of what the block in front of a border counts, what a stage that ends there does
+    not keep, as backward reads it in the stage behind."""
     update_bytes: Floats | None = None
     parameter_bytes: Floats | None = None
     twin_seconds: Floats | None = None
@@ -110,8 +116,12 @@ class BlockTable:
                 if getattr(self, name) is not None
             },
             **dict.fromkeys(_BY_MODE, shape),
-            **({} if self.host_bytes is None else {"host_bytes": shape}),
-            **({} if self.arrived_bytes is None else {"arrived_bytes": (shape[0], shape[1] - 1)}),
+            **{name: shape for name in ("host_bytes", "whole_extra_bytes") if getattr(self, name) is not None},
+            **{
+                name: (shape[0], shape[1] - 1)
+                for name in ("arrived_bytes", "handed_bytes")
+                if getattr(self, name) is not None
+            },
             **dict.fromkeys(("state_bytes", "once_seconds"), shape[1:]),
             **dict.fromkeys(("send_bytes", "send_seconds"), (shape[1] - 1,)),
             **{
@@ -158,7 +168,8 @@ class BlockTable:
         rows = [row for row, mode in enumerate(self.modes) if mode not in HOST_MODES]
         if not 0 < len(rows) < len(self.modes):
             return None
-        arrays = {name: getattr(self, name) for name in (*_BY_MODE, "arrived_bytes", "host_bytes")}
+        also = ("whole_extra_bytes", "arrived_bytes", "handed_bytes", "host_bytes")
+        arrays = {name: getattr(self, name) for name in (*_BY_MODE, *also)}
         kept = {name: array[rows] for name, array in arrays.items() if array is not None}
         return replace(self, modes=tuple(self.modes[row] for row in rows), **kept)
 
@@ -172,6 +183,13 @@ class BlockTable:
             return self
         return replace(self, state_bytes=self.state_bytes + count * self.parameter_bytes)
 
+    def with_whole_backward(self) -> BlockTable:
+        """The same blocks where no backward is split: for a search that knows one kind of it only."""
+        if self.whole_extra_bytes is None:
+            return self
+        none_kept = np.zeros_like(self.weight_saved_bytes)
+        return replace(self, backward_extra_bytes=self.whole_extra_bytes, weight_saved_bytes=none_kept)
+
     def with_shares(self, micro_batches: int) -> BlockTable:
         """The same blocks, with each micro-batch's share of what is done once per step: for a search that counts
         micro-batches only."""
@@ -181,15 +199,19 @@ class BlockTable:
         """Costs of the blocks first .. end - 1 as one stage, all recomputed in one way. twins: on two rank groups."""
         run = slice(first, end)
         added = float(self.twin_seconds[run].sum()) if twins and self.twin_seconds is not None else 0.0
+        handed = float(self.handed(mode)[end - 1])
         return StageCosts(
             forward_seconds=float(self.forward_seconds[mode, run].sum()) + self.pass_seconds,
             backward_seconds=float(self.backward_seconds[mode, run].sum()) + self.pass_seconds,
             weight_seconds=float(self.weight_seconds[mode, run].sum()),
             send_bytes=float(self.send_bytes[end - 1]) if end < self.num_blocks else 0.0,
-            saved_bytes=float(self.saved_bytes[mode, run].sum() + self.arrived(mode)[first]),
+            saved_bytes=float(self.saved_bytes[mode, run].sum() + self.arrived(mode)[first] - handed),
             weight_saved_bytes=float(self.weight_saved_bytes[mode, run].sum()),
             forward_extra_bytes=float(self._beside(self.forward_extra_bytes, self.saved_bytes, mode, run)),
-            backward_extra_bytes=float(self._beside(self.backward_extra_bytes, self.freed_bytes, mode, run)),
+            backward_extra_bytes=float(self._beside(self.backward_extra_bytes, self.freed_bytes, mode, run)) + handed,
+            whole_extra_bytes=None
+            if self.whole_extra_bytes is None
+            else float(self._beside(self.whole_extra_bytes, self.saved_bytes, mode, run)) + handed,
             state_bytes=float(self.state_bytes[run].sum()),
             update_bytes=0.0 if self.update_bytes is None else float(self.update_bytes[run].sum()),
             once_seconds=float(self.once_seconds[run].sum()) + added + self._shared_seconds(first, end),
@@ -198,6 +220,10 @@ class BlockTable:
     def arrived(self, mode: int) -> Floats:
         """(N,) `arrived_bytes` of a stage that begins with each block."""
         return np.zeros(self.num_blocks) if self.arrived_bytes is None else np.append(0.0, self.arrived_bytes[mode])
+
+    def handed(self, mode: int) -> Floats:
+        """(N,) `handed_bytes` of a stage that ends with each block; the other ways of backward have dropped as much."""
+        return np.zeros(self.num_blocks) if self.handed_bytes is None else np.append(self.handed_bytes[mode], 0.0)
 
     @property
     def freed_bytes(self) -> Floats:

@@ -207,8 +207,9 @@ def _one_pipeline(
         table = table.with_copies(STALE_COPIES)
     route = build_schedule(family, num_ranks, 1, chunks).route(0)
     kept = in_flight(family, num_ranks, micro_batches, chunks)
+    searched = table if FAMILIES[family].split_backward else table.with_whole_backward()
     question = CutQuestion(
-        tables=(_share(table, limit_bytes, shares),),
+        tables=(_share(searched, limit_bytes, shares),),
         devices=(num_stages,),
         micro_batches=micro_batches,
         in_flight=tuple(kept[rank] / shares for rank in reversed(route)),
