@@ -23,10 +23,9 @@ from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.lowered_bytes import BACKWARD
 from autopar.planner.memory.spans import spans_in
 from autopar.plans.plan_value import DEVICE, HOST, OperatorPlan, PlanValue
+from autopar.plans.rung_names import IN_SPANS, KEPT, ON_HOST, RECOMPUTED, STATES_ON_HOST
 from autopar.program import returned_values
 
-KEPT, RECOMPUTED, IN_SPANS, ON_HOST = "kept on the device", "recomputed", "recomputed in spans", "on the host"
-STATES_ON_HOST = "parameters on the host"
 WAITING: Mapping[str, str] = {DEVICE: KEPT, HOST: ON_HOST}
 """Where values wait that are saved, as a plan says it (`saved_on`) -> rung."""
 ADDED_BY: Mapping[object, str] = {COPY_TO_HOST: ON_HOST, COPY_FROM_HOST: ON_HOST}
