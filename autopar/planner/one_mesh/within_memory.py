@@ -27,6 +27,7 @@ from autopar.planner.memory.memory_rows import MemoryModel
 from autopar.planner.memory.nested_spans import fastest_nested
 from autopar.planner.memory.recomputation import (
     DROPPED,
+    FORM_STATES,
     ON_HOST,
     RECOMPUTED,
     SAVED,
@@ -34,8 +35,10 @@ from autopar.planner.memory.recomputation import (
     repeatable,
     with_states,
 )
+from autopar.planner.memory.saved_forms import allowed_forms
 from autopar.planner.memory.shortage import DoesNotFit, SearchEnded, fullest_parts
 from autopar.planner.memory.spans import SpanBytes, smallest_spans
+from autopar.planner.one_mesh.form_labels import FormLabels
 from autopar.planner.one_mesh.host_labels import PHASES, HostLabels
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.problem.build import Built
@@ -59,6 +62,7 @@ from autopar.timing import phase
 MEMORY_GAP = 1e-3
 ORDERS = ((SAVED, DROPPED, RECOMPUTED), (RECOMPUTED, SAVED, DROPPED))
 """States that a start may take: as much as possible saved, as much as possible recomputed."""
+SMALLEST_FORMS = tuple(sorted(FORM_STATES.values(), reverse=True))
 Labels = NDArray[np.int64]
 
 
@@ -97,8 +101,11 @@ class WithinMemory:
         """The problem with recomputation as far as the query allows it; with the memory of the host where
         `hidden_copies` says whether copies to it are to hide."""
         by_operator = recompute_of(query.program, query.constraints)
-        nowhere = query.recompute == "none" and not by_operator and hidden_copies is None
+        forms = form_labels(query, mesh, lifetimes)
+        smaller = forms.candidates(plain)
+        nowhere = query.recompute == "none" and not by_operator and hidden_copies is None and not smaller
         built = plain if nowhere else expand(plain, lifetimes, query.recompute, by_operator)
+        built = forms.added(built, smaller) if smaller else built
         links, ahead = tuple[MemoryRow, ...](), 0.0
         if hidden_copies is not None:
             labels = host_labels(query, mesh, lifetimes, hidden=hidden_copies)
@@ -211,16 +218,19 @@ class WithinMemory:
         for start in self.starts:
             _note(problem, with_states(self.plain, self.built, start, (SAVED, DROPPED, RECOMPUTED)), found)
             again = with_states(self.plain, self.built, start, (RECOMPUTED, SAVED, DROPPED))
-            if self._has_host_labels:
-                away = with_states(self.plain, self.built, start, (ON_HOST, SAVED, DROPPED, RECOMPUTED))
-                _note(problem, away, found)
+            if self._has_other_memory:
+                for first in ((ON_HOST, *SMALLEST_FORMS), SMALLEST_FORMS):
+                    states = (*first, SAVED, DROPPED, RECOMPUTED)
+                    _note(problem, with_states(self.plain, self.built, start, states), found)
             if _note(problem, again, found) and self.built is not self.plain and not self.known:
                 _note(problem, self._states_of(problem, start, again, seconds), found)
         return min(found, key=lambda each: each[:2])[2] if found else None
 
     @property
-    def _has_host_labels(self) -> bool:
-        return any(v.availability is not None and bool((v.availability == ON_HOST).any()) for v in self.built.variables)
+    def _has_other_memory(self) -> bool:
+        """Whether something may wait on the host, or in a form."""
+        states = (variable.availability for variable in self.built.variables)
+        return any(each is not None and bool((each >= ON_HOST).any()) for each in states)
 
     def _states_of(self, problem: Problem, start: Labels, again: Labels, seconds: float) -> Labels:
         """The best states beside the strategies of `start`: a small problem, which often answers the large one."""
@@ -247,6 +257,17 @@ def host_labels(query: Query, mesh: Mesh, lifetimes: Lifetimes, *, hidden: bool)
         may_wait=query.may_wait_on_host,
         count=1 if query.micro is None else query.micro.count,
         hidden=hidden,
+    )
+
+
+def form_labels(query: Query, mesh: Mesh, lifetimes: Lifetimes) -> FormLabels:
+    """What adds labels of forms for a query."""
+    return FormLabels(
+        device=query.cluster.device,
+        mesh=mesh,
+        lifetimes=lifetimes,
+        rounded=allowed_forms(query.lossy),
+        count=1 if query.micro is None else query.micro.count,
     )
 
 
