@@ -80,6 +80,7 @@ def round_groups_reference(
     least, step = ranges.to(precise).unsqueeze(-1).unbind(1)
     inverse = torch.where(step > 0, 1 / step, 0.0)
     codes = ((values - least) * inverse + chance.reshape(groups, GROUP)).floor().clamp(0, levels).to(torch.uint8)
+    codes.view(-1)[count:] = 0
     return torch.cat((_joined(codes, bits).reshape(-1), ranges.reshape(-1).view(torch.uint8)))
 
 

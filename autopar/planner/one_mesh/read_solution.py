@@ -19,11 +19,21 @@ from autopar.graphs.operator_names import base_name
 from autopar.layouts.placement import Layout, Mesh, replicated
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.recomputation import FORM_OF, ON_HOST, RECOMPUTED, SAVED, state_of
+from autopar.planner.memory.saved_forms import added_variance
 from autopar.planner.problem.build import Built, Variable
 from autopar.planner.problem.prices import Floats
 from autopar.planner.solver import FORBIDDEN, Problem
 from autopar.plans.plan_text import SAVED_AS, axes_in_words, format_placements, in_words, parameter_in_words
-from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION, DEVICE, HOST, WHOLE, OperatorPlan, ParameterPlan
+from autopar.plans.plan_value import (
+    DEFAULT_IMPLEMENTATION,
+    DEVICE,
+    HOST,
+    MASK,
+    ROUNDED_BITS,
+    WHOLE,
+    OperatorPlan,
+    ParameterPlan,
+)
 from autopar.program import Program
 
 Assignment = NDArray[np.int64]
@@ -112,6 +122,19 @@ def recomputation_statistics(built: Built, assignment: Assignment, lifetimes: Li
     if again and spans.starts:
         parts.append(f"in {len(spans.starts)} spans of up to {max(spans.lengths)} segments")
     return {"recomputed": ", ".join(parts)} if parts else {}
+
+
+def form_statistics(operators: Mapping[str, OperatorPlan]) -> dict[str, str]:
+    """{"saved smaller": how many operators in which form, and how much of their variance over samples rounding adds to
+    gradients}, or nothing."""
+    counts = Counter(operator.saved_as for operator in operators.values() if operator.saved_as != WHOLE)
+    parts = [f"{counts[form]} {SAVED_AS[form]}" for form in (MASK, *ROUNDED_BITS) if form in counts]
+    fewest = min((bits for form, bits in ROUNDED_BITS.items() if form in counts), default=None)
+    if fewest is not None:
+        parts.append(
+            f"which adds to a gradient up to {added_variance(fewest):.2g} of the variance that it has over samples"
+        )
+    return {"saved smaller": ", ".join(parts)} if parts else {}
 
 
 def implementation_statistics(operators: Mapping[str, OperatorPlan]) -> dict[str, str]:
