@@ -162,10 +162,10 @@ class Recount:
 
     def _parameter(self, variable: Variable, label: int) -> float:
         choice, shape = variable.labels[label], shape_of(variable.node)
-        state = self.query.state_bytes[variable.name].step_traffic
-        touched = state * math.prod(shape) * local_fraction(choice.stored, shape, self.mesh)
+        state = self.query.state_bytes[variable.name]
+        touched = state.step_traffic * math.prod(shape) * local_fraction(choice.stored, shape, self.mesh)
         ties = zip(self.prices.tie_breaks, choice.stored, strict=True)
-        seconds = float(optimizer_seconds(self.query.cluster.device, touched))
+        seconds = float(optimizer_seconds(self.query.cluster.device, touched, state.step_curve))
         seconds += float(sum(tie for tie, placed in ties if placed != Replicate()))
         gather = self._steps(shape, tensor_bytes(variable.node), choice.stored, choice.used)
         return seconds + gather * self.count * (1.0 - self.query.hidden_share)

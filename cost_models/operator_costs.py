@@ -237,10 +237,15 @@ OPTIMIZER = "optimizer"
 """Name of the curve of one parameter's update: AdamW on a DTensor, work is what the step reads and writes."""
 
 
-def optimizer_seconds(device: Device, bytes_moved: ArrayLike) -> NDArray[np.float64]:
+SGD = "sgd"
+"""Name of the curve of an update by SGD, which makes one pass where AdamW makes a dozen."""
+
+
+def optimizer_seconds(device: Device, bytes_moved: ArrayLike, curve: str = OPTIMIZER) -> NDArray[np.float64]:
     """Seconds to update parameters of which a step reads and writes `bytes_moved` each (with gradient and state).
 
-    By the measured curve where the device has one; else by the memory rate alone, as one kernel for all parameters.
+    By the measured curve of this name where the device has one, else by AdamW's; where it has none, by the memory rate
+    alone, as one kernel for all parameters.
     """
     traffic = np.asarray(bytes_moved, np.float64)
     seconds = operator_seconds(
@@ -250,7 +255,7 @@ def optimizer_seconds(device: Device, bytes_moved: ArrayLike) -> NDArray[np.floa
         dtype="float32",
         kind="memory",
         kernels=0,
-        operator=OPTIMIZER,
+        operator=curve if any(measured.operator == curve for measured in device.operators) else OPTIMIZER,
     )
     return np.where(traffic > 0, seconds, 0.0)
 

@@ -18,7 +18,6 @@ from typing import TypeAlias
 
 from torch import fx
 
-from autopar.cost_models.operator_costs import optimizer_seconds
 from autopar.explain.answers import Term
 from autopar.layouts.placement import Layout, Mesh, Replicate, replicated
 from autopar.layouts.redistribution import redistribution_steps
@@ -97,11 +96,11 @@ class _Counter:
         """The optimizer's step, and one gather where it is kept: as much of it as the prices count."""
         choice, total = variable.labels[self.labels[index]], float(variable.costs[self.labels[index]])
         shape, nbytes = shape_of(variable.node), tensor_bytes(variable.node)
-        state = self.query.state_bytes[variable.name].step_traffic
-        touched = state * math.prod(shape) * local_fraction(choice.stored, shape, self.mesh)
+        held = math.prod(shape) * local_fraction(choice.stored, shape, self.mesh)
+        step = self.query.state_bytes[variable.name].step_seconds(self.query.cluster.device, held)
         ties = zip(self.prices.tie_breaks, choice.stored, strict=True)
         own = [
-            Term(variable.name, OPTIMIZER, (), float(optimizer_seconds(self.query.cluster.device, touched))),
+            Term(variable.name, OPTIMIZER, (), float(step)),
             Term(variable.name, TIE_BREAK, (), float(sum(tie for tie, placed in ties if placed != Replicate()))),
         ]
         yield from (term for term in own if term.seconds)

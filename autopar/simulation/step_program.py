@@ -16,7 +16,6 @@ from typing import Any
 from torch import fx
 
 from autopar.cost_models.kernel_seconds import KernelPrices
-from autopar.cost_models.operator_costs import optimizer_seconds
 from autopar.cost_models.optimizer_step import step_buffer_bytes
 from autopar.cost_models.pipeline_program import PassProgram, pipeline_program
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction, program_actions
@@ -149,7 +148,7 @@ class StepProgram:
             elements = math.prod(entry.shape)
             size = float(elements * entry.dtype.itemsize)
             held += size + elements * (state.optimizer + kept_totals * state.gradient)
-            traffic += float(optimizer_seconds(device, elements * state.step_traffic))
+            traffic += float(state.step_seconds(device, elements))
             updated.append((size, state.step_buffers))
         return _States(held, step_buffer_bytes(updated, device.kind), traffic)
 
@@ -162,13 +161,11 @@ class StepProgram:
         if not self.program.training:
             return {}
         return {
-            entry.name: float(optimizer_seconds(
-                stage.cluster.device, math.prod(entry.shape) * self.state_bytes[entry.name].step_traffic
-            ))
+            entry.name: float(self.state_bytes[entry.name].step_seconds(stage.cluster.device, math.prod(entry.shape)))
             for stage in stages
             for entry in stage.lowered.program.inputs
             if entry.role == "parameter"
-        }  # fmt: skip
+        }
 
     def _end(self, states: _States, rank: int, after: int) -> list[Action]:
         if not self.program.training:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import statistics
 import sys
 import time
@@ -26,7 +27,8 @@ import torch.distributed as dist
 from autopar.cost_models.machine_profile import CENSUS, PASSES, Measurement, fit_line
 from autopar.files import write_atomically
 from autopar.runtime.calibration.beside_collectives import SMALL_BYTES, seconds_beside, slowdown_beside
-from autopar.runtime.calibration.operator_census import NUM_SAMPLES, chiller, samples
+from autopar.runtime.calibration.operator_census import NUM_SAMPLES, rounds
+from autopar.runtime.calibration.product_census import Sample
 from autopar.runtime.collectives import host_graphs
 from autopar.runtime.collectives.host_graphs import MaybeStarted
 from autopar.runtime.host_memory.host_allocator import keep_freed_memory
@@ -65,7 +67,7 @@ class Effort:
     """Everything is measured this often and the middle pass counts: a neighbour's burst spoils one pass only."""
     operator_seconds: float = 0.06
     """How long one operator is repeated: long against the 4 ms scheduler tick of ranks that share a core."""
-    census_calls: tuple[int, int] = (3, 7)
+    census_calls: tuple[int, int] = (3, 15)
     """Least and most calls of an operator of the census."""
     collective_calls: int = 10
     lone_layers: int = 40
@@ -117,27 +119,34 @@ def operator_points(world_size: int, barrier: Callable[[], object], effort: Effo
 def census_points(
     step: Callable[[], None], effort: Effort, world_size: int = 1, crowd: float = 1.0
 ) -> Iterator[Measurement]:
-    """Every operator of the census while `world_size` ranks run it, each time with cold caches.
+    """Every operator of the census while `world_size` ranks run it, in turns with others of its size.
 
     Medians of the thread's CPU time, so that a rank is not charged for what the scheduler gives its peers, times
     `crowd`, the seconds that pass per second of CPU time.
     """
-    chill, matrix = chiller(), torch.randn(WORK_ROWS, WORK_ROWS)
-    light: dict[str, Callable[[], object]] = {}
-    for sample in samples():
-        step()
-        light.setdefault(sample.name, sample.call)()
-        seconds: list[float] = []
-        least, most = effort.census_calls
-        while len(seconds) < least or (sum(seconds) < CENSUS_WINDOW_SECONDS and len(seconds) < most):
-            if world_size > 1:  # peers that compute as often as they stream, as those of a step do
-                torch.ops.aten.mm.default(matrix, matrix)
-            chill(light[sample.name])
+    for turn in rounds():
+        for sample, seconds in zip(turn, _seconds_in_turns(turn, effort), strict=True):
+            step()
+            yield Measurement(
+                name=CENSUS + sample.name, world_size=world_size, ranks=1, size=sample.work,
+                seconds=statistics.median(seconds) / sample.calls * crowd,
+            )  # fmt: skip
+
+
+def _seconds_in_turns(turn: Sequence[Sample], effort: Effort) -> list[list[float]]:
+    """CPU seconds of every call of each, behind one that is not timed; in another order every time, since what ran last
+    has left most in the caches."""
+    for sample in turn:
+        sample.call()
+    (least, most), found = effort.census_calls, [list[float]() for _ in turn]
+    enough, order, draw = CENSUS_WINDOW_SECONDS * len(turn), list(range(len(turn))), random.Random(0)
+    while len(found[0]) < least or (len(found[0]) < most and sum(map(sum, found)) < enough):
+        draw.shuffle(order)
+        for place in order:
             begin = time.thread_time()
-            sample.call()
-            seconds.append(time.thread_time() - begin)
-        median = statistics.median(seconds) / sample.calls * crowd
-        yield Measurement(name=CENSUS + sample.name, world_size=world_size, ranks=1, size=sample.work, seconds=median)
+            turn[place].call()
+            found[place].append(time.thread_time() - begin)
+    return found
 
 
 def crowd(window_seconds: float) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autopar.cost_models.machine_profile import curves_through
-from autopar.cost_models.operator_costs import OPTIMIZER, STREAMING, operator_seconds, optimizer_seconds
+from autopar.cost_models.operator_costs import OPTIMIZER, SGD, STREAMING, operator_seconds, optimizer_seconds
 from autopar.hardware.cluster import Cluster
 
 CPU = Cluster.parse("4 cpu").device
@@ -64,3 +64,9 @@ def test_products_are_measured_by_their_flops() -> None:
 def test_an_update_costs_its_dispatch_and_a_frozen_parameter_nothing() -> None:
     assert optimizer_seconds(MEASURED, [10.0, 0.0]).tolist() == pytest.approx([2e-4, 0.0])
     assert optimizer_seconds(CPU, 1e6) == pytest.approx(1e6 / CPU.memory_bytes_per_second)
+
+
+def test_an_update_by_sgd_has_a_curve_of_its_own_where_that_was_measured() -> None:
+    assert float(optimizer_seconds(MEASURED, 1e3, SGD)) == pytest.approx(2e-4)
+    measured = replace(CPU, operators=curves_through([*SAMPLES, (SGD, 1e3, 5e-5)], "float32"))
+    assert [float(optimizer_seconds(measured, 1e3, curve)) for curve in (SGD, OPTIMIZER)] == pytest.approx([5e-5, 2e-4])

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autopar.cost_models.operator_costs import optimizer_seconds
 from autopar.cost_models.optimizer_step import step_buffer_bytes
 from autopar.hardware.devices import Device
 from autopar.passes.lowering.micro_batch_graphs import joined_bytes
@@ -54,7 +53,7 @@ def resident_states(lowered: Program, state_bytes: Mapping[str, StateBytes], dev
                 continue
             parameters += elements * entry.dtype.itemsize
             optimizer += elements * state.optimizer
-            seconds += float(optimizer_seconds(device, elements * state.step_traffic))
+            seconds += float(state.step_seconds(device, elements))
             updated.append((float(elements * entry.dtype.itemsize), state.step_buffers))
     return ResidentStates(
         parameters=parameters,

@@ -24,7 +24,6 @@ import numpy as np
 from torch import fx
 
 from autopar.cost_models.copy_costs import copy_rate, host_optimizer_seconds
-from autopar.cost_models.operator_costs import optimizer_seconds
 from autopar.graphs.copy_nodes import Direction
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.hosts import Host
@@ -167,9 +166,9 @@ class HostLabels:
         assert stored is not None
         elements = math.prod(shape_of(variable.node))
         share = self._fractions(stored.distinct, shape_of(variable.node))[stored.index[-more:]]
-        traffic = share * elements * state.step_traffic
-        there = host_optimizer_seconds(self._host, traffic, self.cluster.devices_per_node)
-        return np.asarray(there - optimizer_seconds(self.cluster.device, traffic))
+        held = share * elements
+        there = host_optimizer_seconds(self._host, held * state.step_traffic, self.cluster.devices_per_node)
+        return np.asarray(there - state.step_seconds(self.cluster.device, held))
 
     def _link_rows(
         self, variables: list[Variable], moved: Mapping[int, Mapping[Way, Floats]], kernel_seconds: Mapping[str, float]

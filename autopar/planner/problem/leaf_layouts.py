@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from autopar.cost_models.operator_costs import optimizer_seconds
+from autopar.cost_models.operator_costs import OPTIMIZER, optimizer_seconds
 from autopar.cost_models.optimizer_step import FUSED, Temporaries
+from autopar.hardware.devices import Device
 from autopar.layouts.placement import Layout, Mesh, Replicate, Shard, is_dtensor_layout, is_legal
 from autopar.planner.problem.prices import Floats, Prices
 from autopar.planner.problem.strategies import AxisChoice, LayoutSet, combinations, layouts_of, local_fraction
@@ -23,14 +25,19 @@ from autopar.plans.plan_value import ParameterPlan
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
     """Bytes per parameter element beside the parameter: gradient and optimizer state; what a step reads and writes per
-    element (bytes), and the copies of the parameter that it makes for a while. update: bytes per element of such copies
-    where all parameters are updated at once."""
+    element (bytes), by which measured curve, and the copies of the parameter that it makes for a while. update: bytes
+    per element of such copies where all parameters are updated at once."""
 
     gradient: float
     optimizer: float
     step_traffic: float
+    step_curve: str = OPTIMIZER
     step_buffers: Temporaries = FUSED
     update: float = 0.0
+
+    def step_seconds(self, device: Device, elements: ArrayLike) -> Floats:
+        """Of the optimizer's step on a device that stores so many elements of the parameter."""
+        return optimizer_seconds(device, np.asarray(elements) * self.step_traffic, self.step_curve)
 
 
 def parameter_labels(choices: Sequence[AxisChoice], shape: tuple[int, ...], mesh: Mesh) -> list[ParameterPlan]:
@@ -55,9 +62,9 @@ def parameter_costs(
     """(labels,) seconds per step: one gather where it is kept, and the optimizer's memory traffic."""
     elements = int(np.prod(shape, dtype=np.int64))
     gathers = prices.redistribution_table(shape, elements * itemsize, stored.distinct, used.distinct)
-    traffic = [state.step_traffic * elements * local_fraction(layout, shape, prices.mesh) for layout in stored.distinct]
+    held = [elements * local_fraction(layout, shape, prices.mesh) for layout in stored.distinct]
     ties = [float(prices.tie_breaks @ [p != Replicate() for p in layout]) for layout in stored.distinct]
-    per_layout = optimizer_seconds(prices.cluster.device, traffic) + np.array(ties)
+    per_layout = state.step_seconds(prices.cluster.device, held) + np.array(ties)
     return np.asarray(gathers[stored.index, used.index] + per_layout[stored.index], dtype=np.float64)
 
 

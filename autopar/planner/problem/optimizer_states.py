@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from autopar.cost_models.device_memory import optimizer_state_bytes
+from autopar.cost_models.operator_costs import OPTIMIZER, SGD
 from autopar.cost_models.optimizer_step import DeviceKind, temporaries_of
 from autopar.errors import ConfigurationError
 from autopar.planner.problem.leaf_layouts import StateBytes
@@ -68,6 +69,7 @@ def state_bytes(program: Program, optimizer: Any, device_kind: DeviceKind = "cpu
             gradient=size,
             optimizer=state,
             step_traffic=3 * size + 2 * state,
+            step_curve=SGD if _name(kind) == "SGD" else OPTIMIZER,
             step_buffers=buffers,
             update=buffers.foreach * size if device_kind == "cuda" else 0.0,
         )

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from autopar.capture import capture
+from autopar.cost_models.operator_costs import OPTIMIZER, SGD
 from autopar.planner.problem.optimizer_states import state_bytes
 
 
@@ -27,3 +28,9 @@ def test_a_parameter_without_a_gradient_has_no_state() -> None:
         "read": True, "frozen": False, "idle": False
     }  # fmt: skip
     assert found["idle"].gradient == found["idle"].step_traffic == found["idle"].update == 0.0
+
+
+def test_an_update_is_priced_by_the_curve_of_its_optimizer() -> None:
+    program = capture(Idle(), (torch.ones(8),))
+    asked = {torch.optim.SGD: SGD, torch.optim.AdamW: OPTIMIZER, None: OPTIMIZER}
+    assert {key: state_bytes(program, key)["read"].step_curve for key in asked} == asked

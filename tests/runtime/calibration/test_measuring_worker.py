@@ -1,8 +1,10 @@
-"""What is timed runs as often as is said, with cold caches, and its seconds are those of one call."""
+"""What is timed runs as often as is said, in the company of a step, and its seconds are those of one call."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,19 +67,32 @@ def test_seconds_are_those_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measuring_worker._seconds_per_call(call, 1.0) == 0.25
 
 
-def test_caches_are_cold_before_every_call_of_the_census(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
+def test_operators_of_the_census_take_turns_in_every_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each runs once behind the call that is not timed, and once a turn; who ran before it changes."""
+    names, done = ("relu", "tanh", "add"), list[str]()
+    turn = [Sample(name=name, work=1.0, call=partial(done.append, name)) for name in names]
+    monkeypatch.setattr(measuring_worker, "rounds", lambda: iter([turn]))
+    points = list(census_points(lambda: None, Effort(census_calls=(6, 6))))
+    assert [point.name for point in points] == [f"census.{name}" for name in names]
+    turns = [tuple(done[first : first + 3]) for first in range(0, len(done), 3)]
+    assert len(turns) == 7
+    assert turns[0] == names
+    assert all(sorted(each) == sorted(names) for each in turns)
+    assert len({before for before, after in itertools.pairwise(done) if after == "add"}) > 1
 
-    def chill(light: Callable[[], object]) -> None:
-        done.append("cold")
-        light()
 
-    sample = Sample(name="relu", work=1.0, call=lambda: done.append("relu"))
-    monkeypatch.setattr(measuring_worker, "chiller", lambda: chill)
-    monkeypatch.setattr(measuring_worker, "samples", lambda: iter([sample]))
-    points = list(census_points(lambda: None, Effort(census_calls=(2, 2))))
-    assert [point.size for point in points] == [1.0]
-    assert done == ["relu", *["cold", "relu", "relu"] * 2]
+def test_seconds_of_the_census_are_medians_of_its_calls_in_a_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of calls that compute for 1, 1 and 4 s, two operators in each, where half of the processor is somebody else's."""
+    now, lengths = 0.0, iter([9.0, 1.0, 1.0, 4.0])
+
+    def call() -> None:
+        nonlocal now
+        now += next(lengths)
+
+    monkeypatch.setattr(measuring_worker.time, "thread_time", lambda: now)
+    monkeypatch.setattr(measuring_worker, "rounds", lambda: iter([[Sample(name="mm", work=1.0, call=call, calls=2)]]))
+    (point,) = census_points(lambda: None, Effort(census_calls=(3, 3)), crowd=2.0)
+    assert point.seconds == 1.0 / 2 * 2.0
 
 
 def test_a_crowd_is_what_passes_per_second_of_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:

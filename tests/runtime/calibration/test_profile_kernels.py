@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from autopar.cost_models.operator_sizes import ProductSizes
 from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.operator_profile import OperatorProfile, load_profile, save_profile
-from autopar.runtime.calibration.operator_census import NUM_SAMPLES, samples
+from autopar.runtime.calibration.operator_census import LARGE_AT_ONCE, NUM_SAMPLES, UPDATES, rounds
 from autopar.runtime.calibration.profile_kernels import cases, measured, profile_of_gpu
 
 SMALL = list(
@@ -84,10 +85,18 @@ def test_a_gpu_is_profiled_within_its_bounds() -> None:
 
 def test_the_census_names_each_operator_at_several_amounts_of_work() -> None:
     found: dict[str, list[float]] = {}
-    for sample in samples():
+    for sample in itertools.chain.from_iterable(rounds()):
         found.setdefault(sample.name, []).append(sample.work)
     assert sum(map(len, found.values())) == NUM_SAMPLES
     assert all(len(set(work)) >= 3 for work in found.values())
+
+
+def test_operators_of_like_sizes_take_turns_and_updates_have_their_own() -> None:
+    turns = [[sample.name for sample in turn] for turn in rounds()]
+    assert all(set(turn) == set(UPDATES) or not set(turn) & set(UPDATES) for turn in turns)
+    shared = [turn for turn in turns if set(turn) != set(UPDATES)]
+    assert [{"mm", "attention", "add", "embedding"} <= set(turn) for turn in shared[:4]] == [True] * 4
+    assert all(len(turn) <= LARGE_AT_ONCE for turn in shared[4:])
 
 
 def test_the_command_shows_an_example() -> None:
