@@ -1,4 +1,4 @@
-"""How an operator of backward reads a value of forward: which of it must be kept, and what rounding it does to gradients.
+"""How an operator of backward reads a value of forward: what must be kept of it, and what rounding does to gradients.
 
     threshold_backward(grad, y, 0)    sign      whether y is above 0, and nothing else: a bit a value
     mm(grad^T, x)                     linear    a rounded x whose mean is x gives gradients whose mean is exact

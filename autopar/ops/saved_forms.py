@@ -60,7 +60,8 @@ def nested_runs(numbers: Sequence[int]) -> Runs:
 
 def rounded_by_index(x: Tensor, bits: int, seed: Tensor, salt: int, runs: Runs, shape: Sequence[int]) -> Tensor:
     """`round_groups` as lowered programs call it; runs: of the local block `x` of a tensor of global `shape`."""
-    return round_groups(x, bits, seed, salt, list(shape), flat_runs(runs))
+    kept: Tensor = round_groups(x, bits, seed, salt, list(shape), flat_runs(runs))
+    return kept
 
 
 def round_groups_reference(
@@ -121,7 +122,8 @@ def unround_groups_reference(kept: Tensor, bits: int, size: Sequence[int], dtype
     places = torch.arange(0, 8, bits, dtype=torch.uint8, device=kept.device)
     parts = (codes.unsqueeze(-1) >> places) & (2**bits - 1)
     values = ranges[:, :1] + parts.reshape(groups, GROUP).to(precise) * ranges[:, 1:]
-    return values.to(dtype).reshape(-1)[:count].reshape(size).clone()
+    found: Tensor = values.to(dtype).reshape(-1)[:count].reshape(size).clone()
+    return found
 
 
 unround_groups = torch.library.custom_op(

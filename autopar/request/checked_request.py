@@ -26,8 +26,8 @@ from autopar.request.constraints import Recompute, check_recompute, parse_constr
 from autopar.request.equal_bits import check_equal_bits
 from autopar.request.expert_load import ExpertLoad, check_expert_load, said_load
 from autopar.request.kernel_kinds import check_kernels
-from autopar.request.memory_limit import budget
 from autopar.request.lossy import Lossy, check_lossy
+from autopar.request.memory_limit import budget
 from autopar.request.mesh_axes import EXPERT_AXIS, check_axes
 from autopar.request.offload import Offload, check_offload
 from autopar.request.pipeline_request import Dims, check_stages, pipeline_request, without_stages

@@ -1,4 +1,4 @@
-"""Saved values in less room: what a plan saves in a form is made small behind its producer, and large again in backward.
+"""Saved in less room: what a plan saves in a form is made small behind its producer, and large again in backward.
 
     forward(x)          y = relu(mm(x, w));  bits = pack_bits(y)              saves bits, 1 bit a value; y ends here
     backward(bits, dy)  y_bits = unpack_bits(bits);  d = threshold_backward(dy, y_bits, 0)

@@ -71,8 +71,8 @@ def round_kernel(
         words = tl.where(lane < 2, tl.where(lane == 0, one, two), tl.where(lane == 2, three, four))
     chance = (words >> DROPPED_BITS).to(tl.float32) * CHANCE
     code = tl.floor((value - low[:, None]) * inverse[:, None] + chance)
-    code = tl.where(start + tl.arange(0, GROUP)[None, :] < count, tl.minimum(tl.maximum(code, 0.0), 2.0**BITS - 1.0), 0.0)
-    code = code.to(tl.int32)
+    is_value = start + tl.arange(0, GROUP)[None, :] < count
+    code = tl.where(is_value, tl.minimum(tl.maximum(code, 0.0), 2.0**BITS - 1.0), 0.0).to(tl.int32)
     if BITS == 8:
         byte = code
     elif BITS == 4:

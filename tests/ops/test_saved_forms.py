@@ -47,7 +47,7 @@ def test_a_value_goes_to_a_neighbouring_step(bits: int, shape: tuple[int, ...]) 
 
 @pytest.mark.parametrize("bits", BITS)
 def test_the_mean_over_draws_is_the_value(bits: int) -> None:
-    x, draws = torch.randn(2, GROUP), 1000
+    x, draws = torch.randn(2, GROUP), 400
     found = torch.stack([again(x, bits, number) for number in range(draws)]).double()
     step = ((x.amax(1) - x.amin(1)) / (2**bits - 1)).unsqueeze(1)
     fraction = ((x - x.amin(1, keepdim=True)) / step) % 1

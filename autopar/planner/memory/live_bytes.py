@@ -27,6 +27,7 @@ from torch import fx
 
 from autopar.layouts.placement import Layout, Mesh
 from autopar.planner.memory.lifetimes import Lifetimes
+from autopar.planner.memory.possible_forms import forms_of
 from autopar.planner.memory.recomputation import (
     FORM_OF,
     ON_HOST,
@@ -35,7 +36,6 @@ from autopar.planner.memory.recomputation import (
     is_made_anywhere,
     made_again,
 )
-from autopar.planner.memory.saved_forms import saved_forms
 from autopar.planner.problem.build import Built, Variable
 from autopar.planner.problem.factorisation import Value, shape_of, value_of
 from autopar.planner.problem.graph_operators import base_of
@@ -169,11 +169,11 @@ class _Reader:
         for state in () if states is None else sorted({*states.tolist()} & FORM_OF.keys()):
             chosen = self._in_state(self.built.variables[index], bytes_, state)
             assert chosen is not None
-            part = saved_forms(self.lifetimes).kept_part(value, FORM_OF[state])
+            part = forms_of(self.lifetimes).kept_part(value, FORM_OF[state])
             if part == 1.0:
                 yield LiveBytes(index, chosen, passing.last + 1, last)
                 continue
-            kept = self._derived(("part", part), chosen, lambda whole=chosen, part=part: whole * part)
+            kept = self._part(chosen, part)
             first = min([*self._uses(value), last])
             yield LiveBytes(index, kept, passing.first, first)
             yield LiveBytes(index, chosen, first, last)
@@ -300,6 +300,9 @@ class _Reader:
 
     def _without(self, bytes_: Floats, saved: Floats) -> Floats:
         return self._derived(("without", id(saved)), bytes_, lambda: bytes_ - saved)
+
+    def _part(self, bytes_: Floats, part: float) -> Floats:
+        return self._derived(("part", part), bytes_, lambda: bytes_ * part)
 
     def _derived(self, what: Hashable, bytes_: Floats, make: Callable[[], Floats]) -> Floats:
         key = (what, id(bytes_))  # `_known` keeps both alive

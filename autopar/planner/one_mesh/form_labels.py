@@ -5,7 +5,7 @@
     gelu#3, saved in 4 bits    512 MB, 136 MB, 512 MB
 
 Making it small and large again are two kernels that read and write memory. What a form does not serve may not be made
-again from it (`memory/saved_forms.py`). Masks lose nothing and may be chosen wherever memory binds; the others are
+again from it (`memory/possible_forms.py`). Masks lose nothing and may be chosen wherever memory binds; the others are
 where `lossy=` allows them, and of two that cost the same the one with more bits is better (`tie_break`).
 """
 
@@ -21,8 +21,8 @@ from autopar.cost_models.operator_costs import operator_seconds
 from autopar.hardware.devices import Device
 from autopar.layouts.placement import Mesh
 from autopar.planner.memory.lifetimes import Lifetimes
+from autopar.planner.memory.possible_forms import forms_of
 from autopar.planner.memory.recomputation import FORM_STATES, RECOMPUTED, SAVED
-from autopar.planner.memory.saved_forms import saved_forms
 from autopar.planner.one_mesh.restrict import narrowed
 from autopar.planner.problem.build import Built, Variable
 from autopar.planner.problem.factorisation import shape_of
@@ -50,7 +50,7 @@ class FormLabels:
 
     def candidates(self, built: Built) -> dict[fx.Node, tuple[str, ...]]:
         """Operators whose saved outputs have another form, with these."""
-        forms = saved_forms(self.lifetimes)
+        forms = forms_of(self.lifetimes)
         results = {base_of(node)[0][0] for node in self.lifetimes.results.values()}
         found = {
             node: forms.of(node, self.rounded)
@@ -101,15 +101,16 @@ class FormLabels:
 
     def _seconds(self, variable: Variable, form: str) -> Floats:
         """Of making small and large again, by label."""
-        node, forms = variable.node, saved_forms(self.lifetimes)
+        node, forms = variable.node, forms_of(self.lifetimes)
         total = np.zeros(len(variable.costs))
         for output in self.lifetimes.saved_outputs(node):
             part, layouts = forms.kept_part((node, output), form), variable.layouts[output]
             if layouts is None or part == 1.0:
                 continue
             whole = tensor_bytes(node, output) * self._fractions(layouts, shape_of(node, output))
+            moved = WAYS * (1 + part) * whole
             total += operator_seconds(
-                self.device, flops=0, bytes_moved=WAYS * (1 + part) * whole, dtype="float32", kind="memory", kernels=WAYS
+                self.device, flops=0, bytes_moved=moved, dtype="float32", kind="memory", kernels=WAYS
             )
         tie_break = TIE_BREAK_SECONDS * (8 / ROUNDED_BITS[form] if form in ROUNDED_BITS else 0)
         return np.asarray(self.count * total + tie_break)
@@ -144,7 +145,7 @@ class FormLabels:
         return replace(edge, costs=known[key])
 
     def _serves(self, source: Variable, form: str, target: Variable) -> bool:
-        forms = saved_forms(self.lifetimes)
+        forms = forms_of(self.lifetimes)
         if target.kind != "copy":
             return forms.serves(source.node, form, target.node)
         outputs = self.lifetimes.saved_outputs(source.node)

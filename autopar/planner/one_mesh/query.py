@@ -35,9 +35,9 @@ from autopar.program import MicroProgram, Program
 from autopar.request import Request
 from autopar.request.constraints import Constraints, Recompute, parse_constraints
 from autopar.request.expert_load import load_shares
+from autopar.request.lossy import Lossy
 from autopar.request.memory_limit import budget
 from autopar.request.mesh_axes import AXIS_NAMES
-from autopar.request.lossy import Lossy
 from autopar.request.offload import Offload, may_wait, why_not
 from autopar.request.replicated_experts import replicated_of_modules
 from autopar.rules.alternatives import alternatives_offered

@@ -18,8 +18,8 @@ from autopar.cost_models.kernel_seconds import dtype_name
 from autopar.graphs.operator_names import base_name
 from autopar.layouts.placement import Layout, Mesh, replicated
 from autopar.planner.memory.lifetimes import Lifetimes
+from autopar.planner.memory.possible_forms import added_variance
 from autopar.planner.memory.recomputation import FORM_OF, ON_HOST, RECOMPUTED, SAVED, state_of
-from autopar.planner.memory.saved_forms import added_variance
 from autopar.planner.problem.build import Built, Variable
 from autopar.planner.problem.prices import Floats
 from autopar.planner.solver import FORBIDDEN, Problem
@@ -37,8 +37,10 @@ from autopar.plans.plan_value import (
 from autopar.program import Program
 
 Assignment = NDArray[np.int64]
-_STATES: Mapping[int | None, str] = {RECOMPUTED: ", computed again in backward", ON_HOST: ", waits on the host"} | {
-    state: f", saved {SAVED_AS[form]}" for state, form in FORM_OF.items()
+_STATES: Mapping[int | None, str] = {
+    RECOMPUTED: ", computed again in backward",
+    ON_HOST: ", waits on the host",
+    **{state: f", saved {SAVED_AS[form]}" for state, form in FORM_OF.items()},
 }
 NEAREST = 2
 """Other choices that are named beside every choice."""

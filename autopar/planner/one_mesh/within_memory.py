@@ -25,6 +25,7 @@ from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.lowered_bytes import transient_bytes
 from autopar.planner.memory.memory_rows import MemoryModel
 from autopar.planner.memory.nested_spans import fastest_nested
+from autopar.planner.memory.possible_forms import allowed_forms
 from autopar.planner.memory.recomputation import (
     DROPPED,
     FORM_STATES,
@@ -35,7 +36,6 @@ from autopar.planner.memory.recomputation import (
     repeatable,
     with_states,
 )
-from autopar.planner.memory.saved_forms import allowed_forms
 from autopar.planner.memory.shortage import DoesNotFit, SearchEnded, fullest_parts
 from autopar.planner.memory.spans import SpanBytes, smallest_spans
 from autopar.planner.one_mesh.form_labels import FormLabels

@@ -15,7 +15,7 @@ from torch import nn
 
 import autopar
 from autopar.errors import ConfigurationError
-from autopar.planner.memory.saved_forms import added_variance
+from autopar.planner.memory.possible_forms import added_variance
 from autopar.plans.parallel_plan import Plan
 from benchmarks.emulated_device.budget import OutOfMemory
 from benchmarks.emulated_device.device import EmulatedDevice
@@ -31,7 +31,8 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down, self.side = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.side = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.down(nn.functional.gelu(self.up(x)))

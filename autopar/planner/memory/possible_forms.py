@@ -40,7 +40,7 @@ CHOICES = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int
 
 def added_variance(bits: int) -> float:
     """Part of the variance over samples that rounding to so many bits adds, of values in a normal distribution."""
-    return (RANGE / (2**bits - 1)) ** 2 / 6
+    return float((RANGE / (2**bits - 1)) ** 2 / 6)
 
 
 def allowed_forms(lowest: str | None) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def allowed_forms(lowest: str | None) -> tuple[str, ...]:
     return names[: names.index(lowest) + 1] if lowest in ROUNDED_BITS else ()
 
 
-class SavedForms:
+class PossibleForms:
     """The forms of what one program saves."""
 
     def __init__(self, lifetimes: Lifetimes) -> None:
@@ -135,9 +135,9 @@ class SavedForms:
 
 
 @lru_cache(maxsize=8)
-def saved_forms(lifetimes: Lifetimes) -> SavedForms:
+def forms_of(lifetimes: Lifetimes) -> PossibleForms:
     """Those of a program: what its readers ask for is found once."""
-    return SavedForms(lifetimes)
+    return PossibleForms(lifetimes)
 
 
 def _reading_of(reader: fx.Node, value: Value) -> Reading:
