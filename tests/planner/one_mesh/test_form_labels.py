@@ -21,7 +21,7 @@ from benchmarks.emulated_device.budget import OutOfMemory
 from benchmarks.emulated_device.device import EmulatedDevice
 from tests.planner.one_mesh.test_host_labels import link
 
-ROWS, WIDTH, DEPTH = 2048, 32, 2
+ROWS, WIDTH, DEPTH = 2048, 32, 3
 EIGHT, FOUR = ({"recompute": "none", "lossy": lowest} for lowest in ("8bit", "4bit"))
 
 
