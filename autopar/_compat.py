@@ -12,7 +12,7 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
@@ -205,6 +205,25 @@ def dtensor(local: torch.Tensor, spec: DTensorSpec) -> DTensor:
     return made
 
 
+def order_strided_shards(order_of: Callable[[int], Sequence[int] | None]) -> None:
+    """From now on a strided shard cuts a dim that was put in an order first, where its split factor is one for which
+    `order_of` has one: how DTensor cuts a whole, and puts one together again, follows from that."""
+    split: Any = StridedShard._split_tensor
+
+    def ordered(
+        self: Any, tensor: torch.Tensor, num_chunks: int, *, with_padding: bool = True, contiguous: bool = True
+    ) -> tuple[list[torch.Tensor], list[int]]:
+        order = order_of(int(self.split_factor))
+        if order is None:
+            found: tuple[list[torch.Tensor], list[int]]
+            found = split(self, tensor, num_chunks, with_padding=with_padding, contiguous=contiguous)
+            return found
+        index = torch.tensor(order, device=tensor.device)
+        return list(tensor.index_select(self.dim, index).chunk(num_chunks, self.dim)), [0] * num_chunks * with_padding
+
+    StridedShard._split_tensor = ordered  # type: ignore[method-assign]
+
+
 def dtensor_operators() -> dict[OpOverload, Callable[..., Any]]:
     """The operators that DTensor does not run as its layouts say, but by a function of (operator, args, kwargs)."""
     operators: dict[OpOverload, Callable[..., Any]] = DTensor._op_dispatcher._custom_op_handlers
@@ -335,6 +354,7 @@ __all__ = [
     "lone_device_mesh",
     "map_symmetric_memory",
     "no_dispatch",
+    "order_strided_shards",
     "profiler_is_on",
     "register_dataclass",
     "release_saved_tensors",

@@ -427,6 +427,14 @@ class Journey:
             step = emit_step(lowered, processes)
         return step if self.replays is None else self.replays.of(step)
 
+    def again(self, step: Step, edited: Plan) -> Step:
+        """As of a `StepMaker`; all ranks call it alike."""
+        with phase("emit", logging.INFO):
+            lowered = _lowered_on_all(step.micro, edited)
+            found = emit_step(lowered, step.groups)
+        self.kept.forget()
+        return found if self.replays is None else self.replays.of(found)
+
     def _under_kept_plan(self, captured: CapturedModel) -> LoweredStep | None:
         """The step under the plan of another size, where there is one that holds on all ranks."""
         kept = self.kept.nearest(captured.program)

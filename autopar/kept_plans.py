@@ -79,6 +79,10 @@ class KeptPlans:
             kept = KeptPlan(lowered.plan, input_shapes(program), _calls_of(lowered))
             self._plans.setdefault(_names(program), []).append(kept)
 
+    def forget(self) -> None:
+        """All of them, where parameters lie otherwise from now on."""
+        self._plans.clear()
+
     def nearest(self, program: Program) -> KeptPlan | None:
         """The plan to be tried for a program, if there is one."""
         shapes = input_shapes(program)

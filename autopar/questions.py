@@ -220,6 +220,7 @@ def plan_again(program: Program, request: Request, pinned: Plan, recapture: Reca
         optimizer=request.optimizer,
         memory_limit=request.memory_limit,
         parameter_layouts=pinned.parameters,
+        expert_order=pinned.expert_order,
         precision=request.precision,
         reduce_dtype=request.reduce_dtype,
         deterministic=request.deterministic,

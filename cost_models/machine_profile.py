@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from autopar.errors import ConfigurationError
 from autopar.files import as_record, cache_directory, file_content, write_atomically
@@ -146,9 +146,13 @@ def curves_through(samples: Iterable[tuple[str, float, float]], dtype: str) -> t
 def fit_line(sizes: ArrayLike, seconds: ArrayLike) -> tuple[float, float]:
     """(latency_seconds, bytes_per_second) of the line with least squared *relative* error, both positive.
 
-    Relative, because the points span five orders of magnitude and small buffers are the frequent ones.
+    Relative, because the points span five orders of magnitude and small buffers are the frequent ones. More bytes take
+    no less time: points that say so have their median first (isotonic regression by absolute errors). Else one that
+    came out next to nothing, as the difference of two noisy loops may, would draw the line through itself.
     """
     x, t = np.asarray(sizes, np.float64), np.asarray(seconds, np.float64)
+    order = np.argsort(x, kind="stable")
+    x, t = x[order], _never_falling(t[order])
     rows = np.stack([1.0 / t, x / t], axis=1)
     latency, slope = np.linalg.lstsq(rows, np.ones_like(t), rcond=None)[0]
     if latency <= 0:  # a line through the origin
@@ -161,6 +165,17 @@ def fit_line(sizes: ArrayLike, seconds: ArrayLike) -> tuple[float, float]:
 def profile_path(directory: Path | None = None) -> Path:
     """Where the profile of this machine is stored."""
     return (directory or cache_directory()) / "profiles" / f"{machine_name()}.json"
+
+
+def _never_falling(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The values, of which neighbours that fall get their median until none do (pool adjacent violators)."""
+    pools: list[list[float]] = []
+    for value in values:
+        pools.append([float(value)])
+        while len(pools) > 1 and np.median(pools[-2]) > np.median(pools[-1]):
+            last = pools.pop()
+            pools[-1] += last
+    return np.concatenate([np.full(len(pool), np.median(pool)) for pool in pools])
 
 
 def load_profile(path: Path | None = None) -> Profile | None:

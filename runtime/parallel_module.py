@@ -28,6 +28,7 @@ from autopar.capture import autocast_state
 from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
+from autopar.request.expert_load import ExpertLoad
 from autopar.runtime.collectives.progress import HERE
 from autopar.runtime.consensus import from_first_rank, shared_seed
 from autopar.runtime.guards.branch_guards import check_branches
@@ -50,6 +51,7 @@ from autopar.runtime.step.length_hint import LengthHint
 from autopar.runtime.step.repeatable import repeatable
 from autopar.runtime.weights.found_weights import FoundWeights
 from autopar.runtime.weights.initial_weights import Sync
+from autopar.runtime.weights.moved_experts import move_experts, plan_for
 from autopar.runtime.weights.planned_model import PlannedModel
 from autopar.runtime.weights.shard_model import shard_model, shard_state
 from autopar.young_garbage import young_garbage_only
@@ -81,6 +83,10 @@ class StepMaker(Protocol):
     ) -> Step:
         """Capture, plan, lower and emit for arguments of global shapes. pinned: the plan whose mesh and parameter
         layouts must be kept (None: choose), groups: its processes."""
+
+
+    def again(self, step: Step, edited: Plan) -> Step:
+        """The same step under a plan that is an edit of its own; graphs of other arguments are planned by it, too."""
 
 
 class ParallelModule(PlannedModel):
@@ -193,6 +199,32 @@ class ParallelModule(PlannedModel):
             checkpoint_strided_blocks()
         self._tree = ModuleTree(model)
         self.register_load_state_dict_pre_hook(_shard_loaded)  # type: ignore[no-untyped-call]
+
+    def place_experts(
+        self, asked: Plan | ExpertLoad, optimizer: torch.optim.Optimizer | None = None
+    ) -> Mapping[str, int]:
+        """Place experts by another load from the next step on: weights, gradients and states of the optimizer of those
+        that lie elsewhere then go to their new ranks, in place; all ranks call it between two steps.
+
+        asked: a load, as `expert_load=` of `autopar.compile` takes it ("run.jsonl", a log of `StepLog`): the plan stays
+        but for `expert_order`; or such an edit of the plan. optimizer: whose states go along; default: that of
+        `autopar.compile`. Returns by parameter how many experts came to this rank; `module.plan` is the edited plan.
+        Raises ConfigurationError and PlanMismatchError, before anything moves, for plans that are no such edit, experts
+        that cannot be placed, and states that do not say where they lie.
+        """
+        first = self._planned()
+        if self._held.cut is not None:
+            raise ConfigurationError("place_experts: gradients of no_sync() wait for their sum; run a backward outside")
+        with HERE.inside("place_experts"):
+            self._meet_before("placing experts")
+            edited = Plan.from_json(
+                from_first_rank(lambda: plan_for(first.plan, first.whole, asked).to_json(), "the edited plan")
+            )
+            step = self._maker.again(first, edited)
+            moved = move_experts(self.original, optimizer or self._optimizer, first, step)
+        self._first = step
+        self._steps.renew(step)
+        return moved
 
     # running
 

@@ -4,7 +4,8 @@
 
 Layouts cross the DTensor boundary here and only here. `Shard(dim, split=n)` becomes torch's strided shard, whose split
 factor counts only the blocks that are left after the axes before it have cut the dim. Zigzag order, which DTensor does
-not know, is a strided shard to it, whose whole is turned behind it (`zigzag_cuts`); parameters never lie so.
+not know, is a strided shard to it, whose whole is turned behind it (`zigzag_cuts`); parameters never lie so. Those
+whose experts a plan places lie in an order of their own (`ordered_shards.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
 from autopar._compat import DTensorSpec, StridedShard, dtensor
 from autopar.errors import PlanMismatchError
+from autopar.layouts.ordered_shards import factor_of, order_behind
 from autopar.layouts.placement import (
     Layout,
     Mesh,
@@ -86,6 +88,10 @@ def to_torch(layout: Layout, mesh: Mesh) -> tuple[TorchPlacement, ...]:
 
 def _placement(layout: Layout, axis: int, mesh: Mesh) -> TorchPlacement:
     placement = layout[axis]
+    if isinstance(placement, Shard) and placement.order:
+        is_inner = any(isinstance(p, Shard) and p.dim == placement.dim for p in layout[:axis])
+        factor = factor_of(placement.order)
+        return TorchShard(placement.dim) if is_inner else StridedShard(placement.dim, split_factor=factor)
     if isinstance(placement, Partial):
         return TorchPartial(placement.op)
     if not isinstance(placement, Shard):
@@ -243,7 +249,10 @@ def _global_indices(tensor: DTensor, dim: int, coordinate: Sequence[int]) -> tor
     """Global index along `dim` of every local element."""
     indices = torch.arange(tensor.shape[dim], device=tensor.device)
     for axis, placement in enumerate(tensor.placements):
-        if isinstance(placement, StridedShard) and placement.dim == dim:
+        if isinstance(placement, StridedShard) and placement.dim == dim and (order := order_behind(placement)):
+            ordered = torch.tensor(order, device=tensor.device)
+            indices = ordered.chunk(tensor.device_mesh.size(axis))[coordinate[axis]]
+        elif isinstance(placement, StridedShard) and placement.dim == dim:
             blocks = indices.view(int(placement.split_factor), -1)
             indices = blocks.chunk(tensor.device_mesh.size(axis), 1)[coordinate[axis]].reshape(-1)
         elif isinstance(placement, TorchShard) and placement.dim == dim:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from autopar import _compat
+from autopar.layouts.ordered_shards import factor_of
 from autopar.ops.experts import expert_order
 
 
@@ -187,3 +188,12 @@ def test_a_subclass_is_not_asked_without_torch_function() -> None:
 def test_the_function_behind_an_operator_of_ours_is_found() -> None:
     assert _compat.custom_implementation(torch.ops.autopar.expert_order.default) is expert_order._init_fn
     assert _compat.custom_implementation(torch.ops.aten.mm.default) is None
+
+
+def test_a_strided_shard_cuts_what_lies_in_an_order() -> None:
+    whole, split = torch.arange(4), _compat.StridedShard(0, split_factor=factor_of((2, 0, 3, 1)))._split_tensor
+    assert [block.tolist() for block in split(whole, 2)[0]] == [[2, 0], [3, 1]]
+    with pytest.raises(RuntimeError, match="an order that this process does not know"):
+        _compat.StridedShard(0, split_factor=1 << 40)._split_tensor(whole, 2)
+    plain = _compat.StridedShard(0, split_factor=2)._split_tensor
+    assert [block.tolist() for block in plain(whole, 2)[0]] == [[0, 2], [1, 3]]

@@ -15,6 +15,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
+from autopar.explain.memory_ladder import MemoryLadder
+from autopar.plans.next_gib import NextGib
 from autopar.plans.plan_text import (
     LAYOUT_LEGEND,
     ZIGZAG_LEGEND,
@@ -180,17 +182,20 @@ class Explanation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanations:
     """Several choices at once, in the order of the plan. axes: of the mesh, with their links; limits: of the plan that
-    were taken away one at a time, with the seconds per step that it would then cost less (0: it does not bind)."""
+    were taken away one at a time, with the seconds per step that it would then cost less (0: it does not bind);
+    next_gib: what more memory would buy, where its limit binds."""
 
     choices: tuple[Explanation, ...]
     axes: tuple[str, ...] = ()
     limits: tuple[tuple[str, float], ...] = ()
+    next_gib: NextGib | None = None
 
     def __str__(self) -> str:
         lines = [f"mesh axis {axis}" for axis in self.axes]
         for limit, gain in self.limits:
             said = f"binds: without it the plan costs {format_seconds(gain)} less per step"
             lines.append(f"{limit}: {said if gain > 0 else 'does not bind'}")
+        lines += [] if self.next_gib is None else [str(self.next_gib)]
         has_zigzag = any("zigzag" in line for choice in self.choices for line in choice.layout)
         head = ["\n".join([*lines, LAYOUT_LEGEND, *([ZIGZAG_LEGEND] if has_zigzag else [])])]
         if len(self.choices) > 1:
@@ -203,6 +208,7 @@ class Explanations:
             "text": str(self),
             "axes": list(self.axes),
             "limits": [{"limit": limit, "gain_seconds": gain} for limit, gain in self.limits],
+            "next_gib": None if self.next_gib is None else self.next_gib.document(),
             "choices": [choice.document() for choice in self.choices],
         }
 
@@ -333,7 +339,9 @@ class MemoryTable:
     every module in the order in which it runs, or with stages of every pass ("2F0": stage 2, forward of micro-batch 0).
     limit_bytes: what the plan may fill; stages: what each stage keeps, where there are stages; communicator_bytes: what
     NCCL is expected to hold beside all that for the groups of the rank (`communicators` of them), not in the peak; the
-    default limit leaves room for the group of all ranks, and for that of a node where there are several."""
+    default limit leaves room for the group of all ranks, and for that of a node where there are several. ladder: by
+    which ways backward comes to what it reads, where these are several; next_gib: what more memory would buy, where the
+    limit was part of the solve."""
 
     rank: int
     moment: str
@@ -345,6 +353,8 @@ class MemoryTable:
     stages: tuple[StageMemory, ...] = ()
     communicators: int = 0
     communicator_bytes: float = 0.0
+    ladder: MemoryLadder | None = None
+    next_gib: NextGib | None = None
 
     def __str__(self) -> str:
         limit = "" if self.limit_bytes is None else f" of {format_bytes(self.limit_bytes)}"
@@ -363,6 +373,10 @@ class MemoryTable:
         if self.stages:
             head = ("stage", "ranks", "states", "micro-batches in flight", "their activations", "peak of the rank")
             lines += ["", align(head, [stage.row for stage in self.stages])]
+        if self.ladder is not None:
+            lines += ["", *self.ladder.lines()]
+        if self.next_gib is not None:
+            lines += ["", str(self.next_gib)]
         return "\n".join(lines)
 
     def _moments(self) -> list[tuple[str, float]]:
@@ -376,7 +390,12 @@ class MemoryTable:
 
     def document(self) -> dict[str, object]:
         """The table as JSON values, in bytes."""
-        return {**asdict(self), "over_time": [list(entry) for entry in self.over_time]}
+        return {
+            **asdict(self),
+            "over_time": [list(entry) for entry in self.over_time],
+            "ladder": None if self.ladder is None else self.ladder.document(),
+            "next_gib": None if self.next_gib is None else self.next_gib.document(),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from autopar.planner.one_mesh.recovered_problem import recover
 from autopar.planner.one_mesh.restrict import ImpossiblePlacement
 from autopar.planner.one_mesh.solved_again import Resolved, Resolver
 from autopar.planner.one_mesh.within_memory import MEMORY_GAP
+from autopar.plans.next_gib import GIB, NextGib, next_gib_of
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_bytes
 from autopar.request import Request
@@ -72,6 +73,19 @@ class BindingLimits:
     def tried(self) -> tuple[tuple[str, float], ...]:
         """(limit, seconds per step that the plan would cost less without it) of every limit that was taken away."""
         return tuple((relaxed.constraint, relaxed.gain_seconds) for relaxed in self._all)
+
+    @cached_property
+    def next_gib(self) -> NextGib | None:
+        """What one more GiB of memory would buy, solved again beside what the plan says of it; None where the limit
+        does not bind."""
+        if not self._all[0].gain_seconds:
+            return None
+        said = next_gib_of(self.plan) or NextGib()
+        try:
+            gain = self._relaxed("", self.resolver.with_more(GIB), self.plan.mesh).gain_seconds
+        except InfeasibleError:
+            return said  # the rows of the plan's own moments leave no answer that was found in time
+        return replace(said, found_seconds=gain)
 
     @cached_property
     def _all(self) -> list[Relaxed]:

@@ -67,7 +67,7 @@ def explain_choices(source: Source, plan: Plan, names: Sequence[str], exact: boo
                 notes=(*why_none, *indivisible_names(recovered, index)),
             )
         )
-    return Explanations(choices=tuple(found), axes=axes_in_links(plan), limits=limits.tried)
+    return Explanations(choices=tuple(found), axes=axes_in_links(plan), limits=limits.tried, next_gib=limits.next_gib)
 
 
 def _held_bytes(resolver: Resolver) -> dict[int, float]:

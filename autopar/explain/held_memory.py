@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from torch import fx
 
@@ -37,7 +38,8 @@ from autopar.explain.memory_pieces import (
     owner_of,
     tagged,
 )
-from autopar.graphs.live_ranges import bytes_over_time
+from autopar.graphs.live_ranges import LiveRange, bytes_over_time, host_memory_events
+from autopar.planner.memory.resident_states import resident_states
 from autopar.schedules.actions import Kind, PipeAction
 from autopar.simulation.priced_stages import PricedStage, StepGraphs
 from autopar.simulation.step_program import StepProgram
@@ -70,7 +72,7 @@ class HeldMemory:
     """What one rank of a group holds over a step."""
 
     def __init__(self, step: StepProgram, graphs: StepGraphs, group: int) -> None:
-        self.plan, self.graphs, self.group = step.plan, graphs, group
+        self.step, self.plan, self.graphs, self.group = step, step.plan, graphs, group
         self.state_bytes = step.state_bytes
         self._tagged: dict[tuple[int, bool], list[TaggedRange]] = {}
         self.own = [graphs.of[stage] for stage in graphs.held_by(group)]
@@ -116,20 +118,52 @@ class HeldMemory:
     def over_time(self) -> Iterator[tuple[str, float]]:
         """The fullest moment of every pass, or of the only stage of every block, in the order in which they run."""
         if self.is_only_stage:
-            yield from self._blocks(self.own[0])
-        for moment in self.moments:
-            if moment.action is None or not self.is_only_stage:
-                yield str(moment.action or AT_OPTIMIZER), self.constant + moment.bytes
+            live = bytes_over_time(self.own[0].live_ranges).tolist()
+            for name, index in self._blocks(self.own[0]):
+                yield name, self.constant + float(live[index])
+        for moment in self._passes():
+            yield str(moment.action or AT_OPTIMIZER), self.constant + moment.bytes
 
-    def _blocks(self, stage: PricedStage) -> Iterator[tuple[str, float]]:
-        """The fullest operator of every block, of the first micro-batch."""
+    def each_moment(self) -> Iterator[tuple[str, Iterator[Piece], float]]:
+        """The moments of `over_time` with the pieces that come and go, and the bytes that forward left on the host."""
+        if self.is_only_stage:
+            for name, index in self._blocks(self.own[0]):
+                yield name, self._living(self.own[0], index), self.left_on_host(index)
+        for moment in self._passes():
+            yield str(moment.action or AT_OPTIMIZER), self.pieces(moment), 0.0
+
+    @cached_property
+    def states_on_host(self) -> float:
+        """Bytes of parameters that lie on the host, with gradients and the optimizer's state."""
+        device = self.own[0].cluster.device
+        return math.fsum(resident_states(one.lowered.program, self.state_bytes, device).host for one in self.own)
+
+    def left_on_host(self, index: int) -> float:
+        """Bytes of what forward left on the host, at a node of forward and backward of the only stage."""
+        return math.fsum(live.bytes for live in self._left_there if live.first_index <= index <= live.last_index)
+
+    @cached_property
+    def _left_there(self) -> list[LiveRange]:
+        """Gradients that are sent there are counted with their parameters."""
+        if not self.is_only_stage:
+            return []
+        forward = {node.name for node in _nodes(self.own[0], "B")[: self.own[0].turn]}
+        return [live for live in host_memory_events(self.own[0].lowered.partition) if live.name in forward]
+
+    def _passes(self) -> Iterator[Moment]:
+        """The moments that are told by themselves: of stages, and the optimizer's step."""
+        return (moment for moment in self.moments if moment.action is None or not self.is_only_stage)
+
+    def _blocks(self, stage: PricedStage) -> Iterator[tuple[str, int]]:
+        """The fullest operator of every block, of the first micro-batch, by the number of its node."""
+        live = bytes_over_time(stage.live_ranges).tolist()
         named = [
-            (str(node.meta["phase"]), self._block(owner_of(node)), self.constant + float(size))
-            for node, size in zip(_nodes(stage), bytes_over_time(stage.live_ranges).tolist(), strict=False)
+            (str(node.meta["phase"]), self._block(owner_of(node)), index)
+            for index, node in enumerate(_nodes(stage)[: len(live)])
             if node.op == "call_function" and owner_of(node) in self.plan.operators and "redistributes" not in node.meta
         ]
         for (phase, block), run in itertools.groupby(named, key=lambda entry: entry[:2]):
-            yield f"{phase} {block}", max(size for _, _, size in run)
+            yield f"{phase} {block}", max((index for _, _, index in run), key=live.__getitem__)
 
     def _block(self, operator: str) -> str:
         """The module of an operator up to its first number: "model.layers.3"; else up to the second name."""
@@ -153,7 +187,7 @@ class HeldMemory:
         totals = OPTIMIZER if self.is_only_stage else GRADIENTS
         stored = 0.0
         for entry in stage.lowered.program.inputs:
-            if entry.role == "parameter":
+            if entry.role == "parameter" and not entry.on_host:
                 elements, state = math.prod(entry.shape), self.state_bytes[entry.name]
                 total = float(elements * state.gradient) * stage.lowered.context.kept_totals
                 stored += total
@@ -235,9 +269,10 @@ class HeldMemory:
             lowered, halves = stage.lowered, stage.lowered.halves
             if in_halves and halves is not None:
                 parts = replace(lowered.partition, backward=halves.inputs)
-                self._tagged[key] = tagged(lowered.program, parts, stage.ranges_of_halves, halves.weights)
+                ranges = stage.ranges_of_halves
+                self._tagged[key] = tagged(lowered.program, parts, ranges, self.step.rungs, halves.weights)
             else:
-                self._tagged[key] = tagged(lowered.program, lowered.partition, stage.live_ranges)
+                self._tagged[key] = tagged(lowered.program, lowered.partition, stage.live_ranges, self.step.rungs)
         return self._tagged[key]
 
     def _living(self, stage: PricedStage, index: int, in_halves: bool = False) -> Iterator[Piece]:

@@ -25,10 +25,12 @@ import math
 from autopar.cost_models.usable_memory import communicator_bytes
 from autopar.explain.answers import MemoryTable
 from autopar.explain.asked_step import asked_step
+from autopar.explain.climbed_rungs import ladder_of
 from autopar.explain.communicators import communicator_ranks
 from autopar.explain.held_memory import HeldMemory
 from autopar.explain.memory_pieces import module_of, sums
 from autopar.explain.source import Source
+from autopar.plans.next_gib import next_gib_of
 from autopar.plans.parallel_plan import Plan
 
 
@@ -55,5 +57,7 @@ def memory_table(source: Source, plan: Plan, rank: int | None) -> MemoryTable:
         over_time=tuple(own.over_time()),
         communicators=len(groups) if kind == "cuda" else 0,
         communicator_bytes=float(sum(communicator_bytes(ranks, kind) for ranks in groups)),
+        ladder=ladder_of(asked.step, own),
+        next_gib=next_gib_of(plan),
         stages=() if own.is_only_stage else tuple(stage for one in held for stage in one.stages()),
     )

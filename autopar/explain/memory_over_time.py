@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from autopar.cost_models.simulator import COMPUTE_STREAM, Timeline
 from autopar.explain.held_memory import HeldMemory, Moment
 from autopar.explain.memory_pieces import sums
+from autopar.planner.memory.rungs import ON_HOST, STATES_ON_HOST
 from autopar.schedules.actions import Kind, PipeAction
 from autopar.simulation.step_program import StepProgram
 
@@ -29,13 +30,14 @@ PASS = re.compile(r"\d+[FBIW]\d+(?= |$)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOverTime:
-    """What the first rank of a rank group holds. moments: (second at which it begins, kind -> bytes at its fullest
-    node), in order; seconds: of the step."""
+    """What the first rank of a rank group holds on its device, or on the host (on_host). moments: (second at which it
+    begins, kind -> bytes at its fullest node), in order; seconds: of the step."""
 
     group: int
     rank: int
     seconds: float
     moments: tuple[tuple[float, Mapping[str, float]], ...]
+    on_host: bool = False
 
     @property
     def kinds(self) -> list[str]:
@@ -61,20 +63,29 @@ def _total(by_kind: Mapping[str, float]) -> float:
 
 
 def memory_over_time(step: StepProgram, timeline: Timeline) -> list[MemoryOverTime]:
-    """Of the first rank of every rank group. timeline: the step, played."""
-    return [_of_group(step, timeline, group) for group in range(len(step.plan.rank_groups))]
+    """Of the first rank of every rank group; behind these, of what one has on the host. timeline: the step, played."""
+    found = [_of_group(step, timeline, group) for group in range(len(step.plan.rank_groups))]
+    return [*(here for here, _ in found), *(there for _, there in found if there.peak_bytes)]
 
 
-def _of_group(step: StepProgram, timeline: Timeline, group: int) -> MemoryOverTime:
+def _of_group(step: StepProgram, timeline: Timeline, group: int) -> tuple[MemoryOverTime, MemoryOverTime]:
+    """(on its device, on the host)."""
     held = HeldMemory(step, step.graphs, group)
     parts = max(1, MOST_MOMENTS // max(1, len(held.moments)))
     starts = _Starts(step, timeline, group)
-    moments = [
-        (starts.of(moment), sums((kind, size) for _, kind, size in held.pieces(moment)))
-        for moment in held.moments_in(parts)
-    ]
-    rank = step.plan.rank_groups[group].first_rank
-    return MemoryOverTime(group=group, rank=rank, seconds=timeline.makespan_seconds, moments=tuple(moments))
+    moments = [(starts.of(moment), moment) for moment in held.moments_in(parts)]
+    here = tuple((at, sums((kind, size) for _, kind, size in held.pieces(moment))) for at, moment in moments)
+    there = tuple((at, _on_host(held, moment)) for at, moment in moments)
+    rank, seconds = step.plan.rank_groups[group].first_rank, timeline.makespan_seconds
+    return (
+        MemoryOverTime(group=group, rank=rank, seconds=seconds, moments=here),
+        MemoryOverTime(group=group, rank=rank, seconds=seconds, moments=there, on_host=True),
+    )
+
+
+def _on_host(held: HeldMemory, moment: Moment) -> dict[str, float]:
+    """What a rank has on the host, by rung."""
+    return sums([(STATES_ON_HOST, held.states_on_host), (ON_HOST, held.left_on_host(moment.index))])
 
 
 class _Starts:

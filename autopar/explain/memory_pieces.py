@@ -14,8 +14,10 @@ from typing import TypeAlias
 
 from torch import fx
 
+from autopar.graphs.copy_nodes import copy_direction
 from autopar.graphs.forward_backward import Partition
 from autopar.graphs.live_ranges import LiveRange
+from autopar.planner.memory.rungs import KEPT, ON_HOST, Rungs
 from autopar.plans.plan_text import without_numbers
 from autopar.program import Program, returned_values
 
@@ -23,6 +25,7 @@ PARAMETERS, OPTIMIZER, GRADIENTS = "parameters", "optimizer state", "gradients"
 SAVED, GATHERED, MOVED, WORKING = (
     "activations saved for backward", "gathered parameters", "moved by collectives", "working values"
 )  # fmt: skip
+BROUGHT, BROUGHT_PARAMETERS = "brought from the host", "parameters brought from the host"
 INPUTS, JOINED, UPDATE = "inputs", "joined outputs", "buffers of the optimizer's step"
 OUTSIDE, LOSS = "(outside of modules)", "the loss"
 
@@ -32,18 +35,23 @@ TaggedRange: TypeAlias = tuple[LiveRange, str, str]
 
 
 def pieces_at(
-    lowered: Program, partition: Partition, ranges: Sequence[LiveRange], index: int
+    lowered: Program, partition: Partition, ranges: Sequence[LiveRange], index: int, rungs: Rungs | None = None
 ) -> Iterator[tuple[str, str, float]]:
     """(name, kind, bytes) of the buffers that live at an index."""
-    for live, name, kind in tagged(lowered, partition, ranges):
+    for live, name, kind in tagged(lowered, partition, ranges, rungs):
         if live.first_index <= index <= live.last_index:
             yield name, kind, float(live.bytes)
 
 
 def tagged(
-    lowered: Program, partition: Partition, ranges: Sequence[LiveRange], weights: fx.GraphModule | None = None
+    lowered: Program,
+    partition: Partition,
+    ranges: Sequence[LiveRange],
+    rungs: Rungs | None = None,
+    weights: fx.GraphModule | None = None,
 ) -> list[TaggedRange]:
-    """Every buffer of a program with its name and kind. weights: the half of backward that the partition lacks."""
+    """Every buffer of a program with its name and kind; what backward makes again has its rung as kind. weights: the
+    half of backward that the partition lacks."""
     forward = [node for node in partition.forward.graph.nodes if node.op != "output"]
     backward = partition.backward
     by_name = [
@@ -60,6 +68,8 @@ def tagged(
         node = by_name[in_backward].get(live.name) or by_name[not in_backward][live.name]
         crosses = not in_backward and live.last_index >= len(forward)
         kind = _kind(node, crosses, live.last_index >= num_nodes, gradients, parameters)
+        if rungs is not None:
+            kind = _of_rung(kind, node, in_backward, rungs)
         found.append((live, owner_of(node), kind))
     return found
 
@@ -70,11 +80,21 @@ def _kind(node: fx.Node, crosses: bool, is_returned: bool, gradients: set[fx.Nod
         return INPUTS
     if is_returned and (node in gradients or node.meta.get("phase") == "backward"):
         return GRADIENTS
+    if copy_direction(node) == "from_host":
+        return BROUGHT_PARAMETERS if owner_of(node) in parameters else BROUGHT
     if owner_of(node) in parameters:
         return GATHERED
     if crosses:
         return SAVED
     return MOVED if copy is not None or getattr(node.target, "namespace", "") == "_c10d_functional" else WORKING
+
+
+def _of_rung(kind: str, node: fx.Node, in_backward: bool, rungs: Rungs) -> str:
+    """The kind of a buffer; that of what backward makes again, or of what is saved in another form, is its rung."""
+    if kind == SAVED:
+        rung = rungs.saved(node)
+        return SAVED if rung in (KEPT, ON_HOST) else rung
+    return (in_backward and kind == WORKING and rungs.made_again(node)) or kind
 
 
 def owner_of(node: fx.Node) -> str:

@@ -19,8 +19,8 @@ from autopar.request import Request
 
 
 def query_of(source: Source, plan: Plan, request: Request | None = None) -> Query:
-    """The question that a plan answers, in the micro-batches in which it runs and the way of its experts. request: in
-    place of the source's."""
+    """The question that a plan answers, in the micro-batches in which it runs, the way of its experts and where they
+    lie. request: in place of the source's."""
     asked = request or source.request
     refuse_mixed(asked.cluster, "an explanation")
     asked = replace(asked, time_limit=None, warm_start=None, kernels=plan.kernels)
@@ -28,7 +28,7 @@ def query_of(source: Source, plan: Plan, request: Request | None = None) -> Quer
     query = Query.of(program, asked, kept=source.kept)
     constraints = replace(query.constraints, ep=query.constraints.ep or asked_expert_way(plan))
     query = replace(query, hidden_share=plan.hidden_share, offered=query.offered | plan.implementations)
-    query = replace(query, constraints=constraints)
+    query = replace(query, constraints=constraints).placing(plan.replicated_experts, plan.expert_order)
     if plan.micro_batches == 1:
         return query
     return in_parts_of(query, with_expert_capacity(source.in_parts(plan), plan.expert_capacity))

@@ -4,7 +4,8 @@ makes of the busiest rank).
     with_expert_load(program, {"layers.0.experts": (0.7, 0.1, 0.1, 0.1)})     the program whose products say so
 
 What is said here changes prices, never values: graphs of a rank hold as many rows as the busiest rank expects, and a
-run computes with those that come.
+run computes with those that come. Where a plan places experts, products count them as they lie: what is said of expert
+`order[i]` stands at i.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ LOAD = "expert_load"
 """Key in the meta of a product of experts: the part of the rows that goes to each."""
 REPLICATED = "replicated_experts"
 """Key in the meta of a product of experts: those of which every rank has a copy where rows travel."""
+ORDER = "expert_order"
+"""Key in the meta of a product of experts: the expert at every position, where a plan places them."""
 EXCHANGED = "exchanged_rows"
 """Key in the meta of an exchange of rows: its `ExchangedRows`."""
 OWN_ROWS = "own_rows"
@@ -35,14 +38,25 @@ NONE: Mapping[str, Sequence[int]] = {}
 
 
 def with_expert_load(
-    program: AnyProgram, load: Mapping[str, Sequence[float]], replicated: Mapping[str, Sequence[int]] = NONE
+    program: AnyProgram,
+    load: Mapping[str, Sequence[float]],
+    replicated: Mapping[str, Sequence[int]] = NONE,
+    order: Mapping[str, Sequence[int]] = NONE,
 ) -> AnyProgram:
-    """The program whose products of experts carry the load of their module, and the experts of it that are replicated;
-    the program itself where they carry them already."""
+    """The program whose products of experts carry the load of their module, and the experts of it that are replicated,
+    as they lie; the program itself where they carry them already. order: of modules whose experts are placed."""
 
     def said(node: fx.Node) -> Mapping[str, object]:
-        module, both = module_of(node), ((LOAD, load), (REPLICATED, replicated))
-        return {key: tuple(each[module]) for key, each in both if module in each}
+        module, found = module_of(node), dict[str, object]()
+        placed = tuple(order.get(module, ()))
+        if placed:
+            found[ORDER] = placed
+        if module in load:
+            found[LOAD] = tuple(load[module][one] for one in placed) or tuple(load[module])
+        if module in replicated:
+            copies = replicated[module]
+            found[REPLICATED] = tuple(sorted(map(placed.index, copies))) if placed else tuple(copies)
+        return {**dict.fromkeys({ORDER, REPLICATED} & node.meta.keys(), ()), **found}
 
     return with_said_of_experts(program, said)
 
@@ -83,6 +97,12 @@ def module_of(node: fx.Node) -> str:
 def load_of(node: fx.Node, experts: int) -> tuple[float, ...]:
     """The load that a product carries; even where it carries none."""
     found: tuple[float, ...] = node.meta.get(LOAD, (1.0 / experts,) * experts)
+    return found
+
+
+def order_of_experts(node: fx.Node) -> tuple[int, ...]:
+    """The expert at every position, of a product whose experts are placed; empty where they lie as they are."""
+    found: tuple[int, ...] = node.meta.get(ORDER, ())
     return found
 
 

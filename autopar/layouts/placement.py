@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TypeAlias
 
 from autopar.errors import ConfigurationError
@@ -29,13 +30,18 @@ from autopar.errors import ConfigurationError
 @dataclass(frozen=True, slots=True)
 class Shard:
     """The axis splits dim `dim`, seen as (`split`, size / `split`), along the second factor; `zigzag`: in pieces of odd
-    number from the last coordinate to the first. Then `split` is even."""
+    number from the last coordinate to the first. Then `split` is even. `order`: the dim, whose split is 1, lies in an
+    order of its own: at position i its index order[i], alike for all axes that split it. Only runtimes know such
+    layouts, of parameters whose experts a plan places (`Plan.expert_order`); no file says them."""
 
     dim: int
     split: int = 1
     zigzag: bool = False
+    order: tuple[int, ...] = ()
 
     def __str__(self) -> str:
+        if self.order:
+            return f"S({self.dim}, order={'-'.join(map(str, self.order))})"
         if self.zigzag:
             return f"S({self.dim}, zigzag)" if self.split == 2 else f"S({self.dim}, split={self.split}, zigzag)"
         return f"S({self.dim})" if self.split == 1 else f"S({self.dim}, split={self.split})"
@@ -239,7 +245,8 @@ def zigzag_cuts(layout: Layout, mesh: Mesh) -> list[tuple[int, int, int]]:
 def local_runs(
     size: int, layout: Layout, dim: int, mesh: Mesh, coordinate: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
-    """(start, length) of the runs of global indices along `dim` that a rank holds; one run unless strided."""
+    """(start, length) of the runs of global indices along `dim` that a rank holds; one run unless strided. They ascend
+    but for a dim in an order of its own, whose runs are in that of the block."""
     runs = [(0, size)]
     for split, axis in reversed(sharded_axes(layout, dim)):
         inner = [a for a in sharded_axes(layout, dim) if a[0] == split and a[1] < axis]
@@ -254,7 +261,28 @@ def local_runs(
         turned = block - start - length if placement.zigzag else start
         window = [(piece * block + (turned if piece % 2 else start), length) for piece in range(split)]
         runs = [overlap for run in runs for other in window if (overlap := _overlap(run, other))[1] > 0]
-    return tuple(sorted(runs))
+    return tuple(_in_order(sorted(runs), order_of(layout, dim)))
+
+
+def order_of(layout: Layout, dim: int) -> tuple[int, ...]:
+    """The order of its own in which a dim lies; empty where it lies as it is."""
+    return next((p.order for p in layout if isinstance(p, Shard) and p.dim == dim), ())
+
+
+def _in_order(runs: Sequence[tuple[int, int]], order: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Runs of positions as runs of the indices that lie there."""
+    if not order:
+        yield from runs
+        return
+    held = [order[at] for start, length in runs for at in range(start, start + length)]
+    begins = [at for at, index in enumerate(held) if at == 0 or index != held[at - 1] + 1]
+    for begin, end in pairwise([*begins, len(held)]):
+        yield held[begin], end - begin
+
+
+def in_order(layout: Layout, dim: int, order: tuple[int, ...]) -> Layout:
+    """The layout with a dim in an order of its own."""
+    return tuple(replace(p, order=order) if isinstance(p, Shard) and p.dim == dim else p for p in layout)
 
 
 def _overlap(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:

@@ -51,7 +51,8 @@ class Dispatch(NamedTuple):
     what is left; position: of this rank in the group; hops: how rows get there, over the group, or over outer axes of
     it and then the inner ones; replicated: experts among them whose rows stay at home; shares: what part of all rows
     goes to each expert, which computes nothing; room: rows that every rank sends to every expert (`capped_rows.py`),
-    None: as many as it has; fewest: rows at home of the rank with fewest."""
+    None: as many as it has; fewest: rows at home of the rank with fewest; order: the expert of the model at every
+    position of the group, which are counted as experts here (`placed_ids`), empty where these are the same."""
 
     start: int
     experts: int
@@ -64,6 +65,7 @@ class Dispatch(NamedTuple):
     shares: tuple[float, ...] = ()
     room: int | None = None
     fewest: int = 0
+    order: tuple[int, ...] = ()
 
     @property
     def places(self) -> list[int]:
@@ -74,8 +76,33 @@ class Dispatch(NamedTuple):
 
 
 _counters: list[dict[str, list[Tensor]]] = []
+_tables: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
+"""(numbers, device) -> the same numbers there, of orders of experts."""
 _most: dict[str, tuple[int, int]] = {}
 """Module -> the most rows that came at once and for how many memory was planned, where those are more."""
+
+
+@torch.library.custom_op(
+    "autopar::placed_ids", mutates_args=(), schema="(Tensor expert_ids, int[] places) -> Tensor"
+)
+def placed_ids(expert_ids: Tensor, places: Sequence[int]) -> Tensor:
+    """The place of the expert of every row (T,); other ids, of no expert, stay. places: of every expert."""
+    is_expert = (expert_ids >= 0) & (expert_ids < len(places))
+    found = _table(places, expert_ids.device)[expert_ids.clamp(0, len(places) - 1)]
+    return torch.where(is_expert, found, expert_ids)
+
+
+def _table(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """The same numbers on a device, brought there once."""
+    key = tuple(numbers), device
+    if key not in _tables:
+        _tables[key] = torch.tensor(key[0], dtype=torch.int64, device=device)
+    return _tables[key]
+
+
+@placed_ids.register_fake
+def _(expert_ids: Tensor, places: Sequence[int]) -> Tensor:
+    return torch.empty_like(expert_ids)
 
 
 @torch.library.custom_op(
@@ -121,23 +148,39 @@ def _(
 
 
 def row_sizes(
-    counts: Tensor, table: Tensor, ranks: int, experts: int, replicated: Sequence[int], module: str, planned: int
+    counts: Tensor,
+    table: Tensor,
+    ranks: int,
+    experts: int,
+    replicated: Sequence[int],
+    module: str,
+    planned: int,
+    order: Sequence[int] = (),
 ) -> Tensor:
     """Rows that go to every rank, and that come from it (2, ranks), on the host; counts, table: of `dispatch_order`,
     and what the others sent of theirs. Waits for the device. experts: of the group, 0 where rows were counted before,
-    replicated: which of them, counted from 0 on, and module: whose these are, for `counted_rows`; planned: for how many
-    memory is, for `beyond_memory`."""
+    replicated: which of them, counted from 0 on, order: of `Dispatch`, and module: whose these are, for `counted_rows`;
+    planned: for how many memory is, for `beyond_memory`."""
     by_rank = torch.stack([counts, table]).cpu().view(2, ranks, -1)
     if _counters and experts:
         block = by_rank.shape[2] - len(replicated) - 1
         rows = by_rank[0, :, :block].reshape(-1)[:experts].clone()
         rows[list(replicated)] = by_rank[0, :, block:-1].sum(0)
+        rows = by_experts(rows, order)
         for counter in _counters:
             counter.setdefault(module, []).append(rows)
     sizes = by_rank.sum(2)
     if (came := int(sizes[1].sum())) > max(planned, _most.get(module, (0, 0))[0]):
         _most[module] = came, planned
     return sizes
+
+
+def by_experts(values: Tensor, order: Sequence[int]) -> Tensor:
+    """Values of every position (..., experts) as those of the experts that lie there, of a group that has all in an
+    order; as they are where it has none."""
+    if not order:
+        return values
+    return torch.empty_like(values).index_copy_(-1, _table(order, values.device), values)
 
 
 def beyond_memory() -> str:

@@ -13,13 +13,14 @@ though all other products split the batch over it.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, cast, get_args
 
 from autopar.layouts.placement import Shard
 from autopar.plans.capacity_factor import CAPPED
-from autopar.plans.expert_hops import INNER_EXPERT_AXIS
+from autopar.plans.expert_hops import INNER_EXPERT_AXIS, hops_of
 from autopar.plans.plan_value import RING, OperatorPlan, ParameterPlan, PlanValue
 
 Role = Literal["dp_replicate", "dp_shard", "tp", "cp", "ep"]
@@ -189,6 +190,20 @@ def expert_way(plan: PlanValue) -> ExpertWay | None:
     way = next((way for way in ways if found[way]), None)
     inner = expert_ways(plan, names.index(INNER_EXPERT_AXIS)) if INNER_EXPERT_AXIS in names else Counter()
     return "two_level" if way == "dispatch" and inner["dispatch"] else way
+
+
+def expert_ranks(plan: PlanValue, module: str) -> tuple[int, ...]:
+    """Of every hop of the rows of a module, over how many ranks they travel to their experts; none where they do not,
+    or where stages stand on unequal rank groups."""
+    names, sizes = plan.layout_mesh.axis_names, plan.layout_mesh.shape
+    products = (e for n, e in plan.operators.items() if n.startswith(f"{module}/expert_linear#"))
+    splits = ([EXPERT_SPLITS.get(split or "") for split in each.axes] for each in products)
+    axes = {tuple(axis for axis, way in enumerate(each) if way == "dispatch") for each in splits}
+    if len(axes) != 1 or plan.staged.groups:
+        return ()
+    (found,) = axes
+    hops = hops_of(found, [names[axis] for axis in found]) if found else []
+    return tuple(math.prod(sizes[axis] for axis in hop) for hop in hops)
 
 
 def rows_travel(plan: PlanValue) -> bool:

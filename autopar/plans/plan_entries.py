@@ -139,6 +139,7 @@ def _check_groups(plan: PlanValue, groups: tuple[RankGroup, ...]) -> None:
 def _all_problems(plan: PlanValue) -> Iterator[str]:
     yield from _negative_amounts(plan)
     yield from _replicas_of_capped(plan)
+    yield from _orders(plan)
     yield from _problems(plan, plan.layout_mesh, "")
     yield from _input_dims(plan)
     yield from _collective_problems(plan)
@@ -167,9 +168,17 @@ def _replicas_of_capped(plan: PlanValue) -> Iterator[str]:
         yield f"replicated_experts with expert_capacity {plan.expert_capacity}: take one of them out of the plan"
 
 
+def _orders(plan: PlanValue) -> Iterator[str]:
+    """Every expert lies somewhere, once."""
+    for module, order in plan.expert_order.items():
+        if sorted(order) != list(range(len(order))):
+            yield f"expert_order.{module} is {list(order)}: write every expert once, those of the first rank first"
+
+
 def _negative_amounts(plan: PlanValue) -> Iterator[str]:
     amounts = {f"predicted.{each.name}": getattr(plan.predicted, each.name) for each in fields(plan.predicted)}
     amounts |= {f"predicted.bytes_by_kind.{kind}": size for kind, size in plan.predicted.bytes_by_kind.items()}
+    amounts |= {f"predicted.bytes_by_rung.{rung}": size for rung, size in plan.predicted.bytes_by_rung.items()}
     for entry, amount in {"objective_seconds": plan.objective_seconds, **amounts}.items():
         if isinstance(amount, int | float) and amount < 0:
             yield f"{entry} is {amount}; seconds and bytes are never negative"

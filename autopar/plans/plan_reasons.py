@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autopar.plans.next_gib import next_gib_of
 from autopar.plans.plan_text import format_bytes, format_seconds
 from autopar.plans.plan_value import PlanValue, Prediction
 
@@ -47,7 +48,8 @@ def _unit(plan: PlanValue, rest: list[int]) -> str:
 def reasons(plan: PlanValue) -> tuple[str, ...]:
     """What binds, what the next best known plan costs and why, and which known plans do not run."""
     refused = [known.name for known in plan.baselines if known.error is not None and not known.is_out_of_time]
-    found = [what_binds(plan), next_best(plan), f"does not run here: {', '.join(refused)}" if refused else ""]
+    found = [what_binds(plan), ladder_in_words(plan), next_best(plan)]
+    found += [f"does not run here: {', '.join(refused)}"] if refused else []
     return tuple(line for line in found if line)
 
 
@@ -70,6 +72,15 @@ def what_binds(plan: PlanValue) -> str:
     if full:
         said.append(f"memory is {100 * full:.0f} % full" if full >= 0.01 else "less than 1 % of the memory is full")
     return f"{largest[0]} {'and memory bind' if full >= FULL else 'binds'}: {'; '.join(said)}"
+
+
+def ladder_in_words(plan: PlanValue) -> str:
+    """By which ways backward comes to what it reads, where these are several, and what more memory would buy."""
+    sizes = plan.predicted.bytes_by_rung
+    said = [", ".join(f"{format_bytes(size)} {rung}" for rung, size in sizes.items())] if sizes else []
+    gib = next_gib_of(plan)
+    said += [] if gib is None else [str(gib)]
+    return f"memory ladder: {'; '.join(said)}" if said else ""
 
 
 def _parts_of_step(plan: PlanValue) -> Iterator[tuple[str, str, float]]:

@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 from autopar.layouts.placement import Mesh, Shard
+from autopar.plans.expert_lines import expert_lines
 from autopar.plans.parallelism import parallelism
-from autopar.plans.plan_reasons import next_best, what_binds
+from autopar.plans.plan_reasons import ladder_in_words, next_best, what_binds
 from autopar.plans.plan_text import (
     LAYOUT_LEGEND,
     ROUNDING,
@@ -171,7 +172,8 @@ def _in_zigzag(plan: PlanValue, axis: int) -> bool:
 
 def facts(plan: PlanValue, verbose: bool = False) -> list[str]:
     """Lines that belong under the table: cluster, what binds, the next best plan, largest memory, why baselines
-    do not run, uncovered operators, discovered rules, notes. verbose: what the search counted, too."""
+    do not run, where placed experts lie, uncovered operators, discovered rules, notes. verbose: what the search
+    counted, too."""
     gap = f"gap {plan.gap:.1e}" if plan.gap > ROUNDING else "gap 0"
     lines = [
         f"cluster {plan.cluster}, priced by {plan.profile}",
@@ -183,11 +185,12 @@ def facts(plan: PlanValue, verbose: bool = False) -> list[str]:
     if plan.kernels:
         lines.append(f"kernels of ours in the place of groups: {', '.join(plan.kernels)}; else {plan.kernel_backend}'s")
     prediction = plan.predicted
-    lines += [line for line in (what_binds(plan), next_best(plan)) if line]
+    lines += [line for line in (what_binds(plan), ladder_in_words(plan), next_best(plan)) if line]
     if prediction.bytes_by_kind:
         parts = sorted(prediction.bytes_by_kind.items(), key=lambda item: -item[1])
         lines.append("memory " + ", ".join(f"{kind} {format_bytes(size)}" for kind, size in parts))
     lines.extend(f"{known.name} does not run: {known.error}" for known in plan.baselines if known.error)
+    lines.extend(expert_lines(plan))
     if verbose:
         lines.extend(f"{name}: {_number(value)}" for name, value in plan.statistics.items())
     for operator, seconds in plan.uncovered.items():

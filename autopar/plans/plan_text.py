@@ -93,6 +93,7 @@ def _choices(plan: PlanValue) -> list[str]:
     lines.append(f"micro_batches {plan.micro_batches}")
     lines += [f"{kind} over {group} in symmetric memory" for kind, of in plan.symmetric_memory.items() for group in of]
     lines += [f"{module}: copies of experts {[*experts]}" for module, experts in plan.replicated_experts.items()]
+    lines += [f"{module}: experts in the order {[*order]}" for module, order in plan.expert_order.items()]
     if plan.in_stages:
         lines.append(f"schedule {plan.staged.schedule}, {plan.staged.chunks} chunks {plan.staged.actions}")
         lines += [

@@ -154,13 +154,16 @@ ONE_STAGE = PipelinePlan(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What the simulator says of one step on one rank: seconds and peak bytes, with their parts."""
+    """What the simulator says of one step on one rank: seconds and peak bytes, with their parts. bytes_by_rung: of what
+    backward reads of forward in one micro-batch, and of parameters on the host, by the rung of the memory ladder
+    (`planner/memory/rungs.py`); empty where all is kept on the device."""
 
     step_seconds: float
     peak_bytes: float
     compute_seconds: float = 0.0
     exposed_communication_seconds: float = 0.0
     bytes_by_kind: Mapping[str, float] = field(default_factory=dict)
+    bytes_by_rung: Mapping[str, float] = field(default_factory=dict)
 
 
 OUT_OF_TIME = "not priced: the time was over"
@@ -203,8 +206,9 @@ class PlanValue:
     runs them m times. With a `pipeline`, the first axis of the mesh is "pp" and every layout is one on the other
     axes (`layout_mesh`); with unequal rank groups the mesh is the smallest that holds the axes of each, and
     `num_ranks` counts devices. `replicated_experts`: module -> experts of which every rank has a copy,
-    where rows travel to the others. `deterministic`: which bits are equal, as of `compile`. `discovered`: call -> rule
-    that was found by execution, None: none holds."""
+    where rows travel to the others. `expert_order`: module -> its experts in the order in which they lie on the ranks,
+    where that is not the model's: rows find them there, and parameters hold them so. `deterministic`: which bits are
+    equal, as of `compile`. `discovered`: call -> rule that was found by execution, None: none holds."""
 
     mesh: Mesh
     parameters: Mapping[str, ParameterPlan]
@@ -227,6 +231,7 @@ class PlanValue:
     copy_ahead_bytes: float = 0.0
     micro_batches: int = 1
     replicated_experts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    expert_order: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     deterministic: Deterministic = False
     hidden_share: float = 0.0
     pipeline: PipelinePlan | None = None
@@ -363,6 +368,13 @@ class PlanValue:
         """How many times its even share of a rank's rows an expert takes, as the plan's question says; None: all."""
         said = self.question.get("expert_capacity")
         return said if isinstance(said, int | float) else None
+
+    @property
+    def expert_load(self) -> Mapping[str, tuple[float, ...]]:
+        """Module -> the part of its rows that each of its experts gets, as the plan's question says; even where it says
+        nothing."""
+        said = self.question.get("expert_load")
+        return {name: tuple(shares) for name, shares in said.items()} if isinstance(said, dict) else {}
 
     @property
     def input_shapes(self) -> dict[str, list[int]]:

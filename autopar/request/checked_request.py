@@ -11,7 +11,7 @@ from there to the planner. What it means for one program (bytes of states, a bud
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -46,10 +46,10 @@ LossFunction: TypeAlias = "Callable[[Any, Any], torch.Tensor]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The fields are the arguments of `compile` under their names, but for two.
+    """The fields are the arguments of `compile` under their names, but for three.
 
-    parameter_layouts: decisions for parameters that are kept, as where a module is planned anew for another input
-    shape. with_baselines: whether the baselines are shown beside the answer.
+    parameter_layouts, expert_order: decisions for parameters that are kept, as where a module is planned anew for
+    another input shape. with_baselines: whether the baselines are shown beside the answer.
     Raises ConfigurationError for what no model could be planned for: capturing one may take a minute.
     """
 
@@ -61,6 +61,7 @@ class Request:
     memory_limit: float | str | None = None
     constraints: Any = None
     parameter_layouts: Mapping[str, ParameterPlan] | None = None
+    expert_order: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     precision: str | None = None
     reduce_dtype: str | None = None
     batch_dims: Mapping[str, int | None] | None = None

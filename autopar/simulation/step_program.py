@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import fx
 
+from autopar.cost_models.copy_costs import host_optimizer_seconds
 from autopar.cost_models.kernel_seconds import KernelPrices
 from autopar.cost_models.optimizer_step import step_buffer_bytes
 from autopar.cost_models.pipeline_program import PassProgram, pipeline_program
@@ -24,24 +25,32 @@ from autopar.cost_models.simulator import ALONE, Action, Interference
 from autopar.cost_models.stage_costs import host_pass_seconds
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.devices import Device
+from autopar.planner.memory.lifetimes import Lifetimes
+from autopar.planner.memory.rungs import Rungs
+from autopar.planner.memory.time_segments import module_segments
 from autopar.planner.one_mesh.predict import dispatch_seconds
 from autopar.planner.problem.leaf_layouts import StateBytes
 from autopar.planner.problem.optimizer_states import state_bytes
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import PIPELINE_AXIS
-from autopar.program import MicroProgram, Program
+from autopar.program import Input, MicroProgram, Program
 from autopar.schedules.actions import Kind
 from autopar.simulation.bodies import Body, Turn
 from autopar.simulation.priced_stages import PricedStage, StepGraphs, step_graphs
 
+ON_THE_HOST = "optimizer on the host"
+"""Its step for parameters that lie there, while the device waits."""
+
 
 @dataclass(frozen=True, slots=True)
 class _States:
-    """Of the parameters that a rank holds: bytes, those of the optimizer's step, and its seconds."""
+    """Of the parameters that a rank holds: bytes on the device, those of the optimizer's step, and its seconds."""
 
     bytes: float
     step_bytes: float
     step_seconds: float
+    host_seconds: float = 0.0
+    """Of the step of those that lie on the host."""
 
 
 class StepProgram:
@@ -59,15 +68,23 @@ class StepProgram:
         """What the first rank of every rank group runs."""
         return step_graphs(self.plan, self.micro or self.program, self.cluster)
 
+    @cached_property
+    def rungs(self) -> Rungs:
+        """By which ways backward comes to what it reads of forward."""
+        return Rungs.of(self.plan, Lifetimes(self.program, module_segments))
+
     @property
     def beside(self) -> Interference:
         """How much longer products take beside collectives: pipelines are played without, as the planner plays them."""
         return ALONE if self.plan.in_stages else Interference(compute=self.cluster.overlap_slowdown)
 
-    def actions(self) -> list[Action]:
-        """One rank of every rank group: what is made once, the passes of the schedule, late sums, the optimizer."""
+    def actions(self, free: str | None = None) -> list[Action]:
+        """One rank of every rank group: what is made once, the passes of the schedule, late sums, the optimizer. free:
+        a rung of the memory ladder; what the program has for its sake then takes no time."""
         graphs, schedule = self.graphs, self.graphs.passes
-        bodies = [{body.turn: body for body in self.bodies(stage, schedule.kinds(stage.number))} for stage in graphs.of]
+        bodies = [
+            {body.turn: body for body in self.bodies(stage, schedule.kinds(stage.number), free)} for stage in graphs.of
+        ]
         own = [graphs.held_by(rank) for rank in range(len(schedule.ranks))]
         states = [self._states_of([graphs.of[stage] for stage in held]) for held in own]
         actions: list[Action] = []
@@ -99,12 +116,28 @@ class StepProgram:
                 needed, last[rank] = tuple(ended[group] for group in groups), len(actions)
                 name = "shared gradients"
                 actions.append(Action(name, PIPELINE_AXIS, seconds, needed, communication=True, rank=rank))
-            actions += self._end(states[rank], rank, last[rank])
+            actions += self._end(states[rank], rank, last[rank], len(actions))
         return actions
 
-    def bodies(self, stage: PricedStage, kinds: Collection[Kind]) -> Iterator[Body]:
+    def bodies(self, stage: PricedStage, kinds: Collection[Kind], free: str | None = None) -> Iterator[Body]:
         """Every graph that a stage runs, in the order in which a step first does. kinds: of its passes in the
-        schedule."""
+        schedule; free: as of `actions`."""
+        for body in self._priced_bodies(stage, kinds):
+            yield body if free is None else self._without(free, body)
+
+    def _without(self, rung: str, body: Body) -> Body:
+        """What a graph takes where the nodes that it has for the sake of a rung cost nothing. Kernels are told by their
+        first node."""
+        nodes, in_backward = list(body.graph.nodes), body.turn not in ("prepare", "F")
+        actions = [
+            replace(one, seconds=0.0, host_seconds=0.0)
+            if one.kind != "views" and self.rungs.added(nodes[one.position], in_backward) == rung
+            else one
+            for one in body.actions
+        ]
+        return replace(body, actions=actions)
+
+    def _priced_bodies(self, stage: PricedStage, kinds: Collection[Kind]) -> Iterator[Body]:
         lowered, hands_on = stage.lowered, stage.lowered.context.in_pipeline
         halves, backward = lowered.halves, lowered.partition.backward
         if lowered.prepared is not None:
@@ -140,17 +173,25 @@ class StepProgram:
 
     def _states(self, programs: Sequence[Program], kept_totals: int, device: Device) -> _States:
         """kept_totals: how many sums of a gradient live throughout."""
-        held = traffic = 0.0
+        held = traffic = host_traffic = 0.0
         updated = []
         entries = {entry.name: entry for program in programs for entry in program.inputs if entry.role == "parameter"}
         for name, entry in entries.items():
             state: StateBytes = self.state_bytes[name]
             elements = math.prod(entry.shape)
+            if entry.on_host:
+                host_traffic += elements * state.step_traffic
+                continue
             size = float(elements * entry.dtype.itemsize)
             held += size + elements * (state.optimizer + kept_totals * state.gradient)
             traffic += float(state.step_seconds(device, elements))
             updated.append((size, state.step_buffers))
-        return _States(held, step_buffer_bytes(updated, device.kind), traffic)
+        return _States(held, step_buffer_bytes(updated, device.kind), traffic, self._seconds_on_host(host_traffic))
+
+    def _seconds_on_host(self, traffic: float) -> float:
+        if not traffic or self.cluster.host is None:
+            return 0.0
+        return float(host_optimizer_seconds(self.cluster.host, traffic, self.cluster.devices_per_node))
 
     def update_bytes(self, programs: Sequence[Program], device: Device) -> float:
         """What the optimizer's step takes for a while, of the parameters of these programs."""
@@ -161,21 +202,31 @@ class StepProgram:
         if not self.program.training:
             return {}
         return {
-            entry.name: float(self.state_bytes[entry.name].step_seconds(stage.cluster.device, math.prod(entry.shape)))
+            entry.name: self._update_seconds(entry, stage.cluster.device)
             for stage in stages
             for entry in stage.lowered.program.inputs
             if entry.role == "parameter"
         }
 
-    def _end(self, states: _States, rank: int, after: int) -> list[Action]:
+    def _update_seconds(self, entry: Input, device: Device) -> float:
+        elements, state = math.prod(entry.shape), self.state_bytes[entry.name]
+        if entry.on_host:
+            return self._seconds_on_host(elements * state.step_traffic)
+        return float(state.step_seconds(device, elements))
+
+    def _end(self, states: _States, rank: int, after: int, first: int) -> list[Action]:
+        """first: the number of the first action that is returned."""
         if not self.program.training:
             return []
-        return [
+        found = [
             Action(
                 "optimizer", COMPUTE, states.step_seconds, (after,), rank=rank, allocates=states.step_bytes,
                 frees=states.step_bytes,
             )
         ]  # fmt: skip
+        if states.host_seconds:
+            found.append(Action(ON_THE_HOST, COMPUTE, states.host_seconds, (first,), rank=rank))
+        return found
 
     def _states_of(self, stages: Sequence[PricedStage]) -> _States:
         """Of the stages of one rank, with what they gather, and the rest of whole gradients, once per step."""

@@ -15,7 +15,7 @@ from typing import Any
 from torch import fx
 
 from autopar.graphs.expert_capacity import capacity_of, places_per_expert
-from autopar.graphs.expert_loads import OWN_ROWS, load_of, replicated_of
+from autopar.graphs.expert_loads import OWN_ROWS, load_of, order_of_experts, replicated_of
 from autopar.graphs.rows_per_rank import BusiestRows, busiest_part, busiest_rows
 from autopar.layouts.placement import Layout, Replicate, Shard, local_shape, local_start
 from autopar.ops import experts
@@ -89,6 +89,7 @@ def _dispatch(context: LocalContext, num_experts: int, layout: Layout) -> Dispat
         shares=shares,
         room=None if capacity is None else places_per_expert(most, num_experts, capacity),
         fewest=min(rows),
+        order=order_of_experts(context.node) if count == num_experts else (),
     )
 
 

@@ -27,7 +27,7 @@ class CappedLayer(DispatchedLayer):
         there, held, rows = self._there, self._experts[0], shape_of(self._ids)
         count = there.ranks * self._sent_to_each()
         came = (count,)
-        arguments = (self._ids, *there[:4], there.room, held, module_of(first))
+        arguments = (self._ids, *there[:4], there.room, held, module_of(first), there.order)
         shapes = (came, rows, came, came, (held,))
         behind = self._behind()
         begun = behind.prev

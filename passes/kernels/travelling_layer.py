@@ -149,7 +149,8 @@ class TravellingLayer(ExpertLayer):
         table, came = self._sent_counts(hop, counts, None if pairs is None else pairs[-1], width, point, first)
         counted = 0 if before else experts
         copies = [expert - start for expert in replicated]
-        said = (counts, table, hop.ranks, counted, copies, module_of(first), math.ceil(self._home[0] * hop.fullest))
+        planned = math.ceil(self._home[0] * hop.fullest)
+        said = (counts, table, hop.ranks, counted, copies, module_of(first), planned, self._there.order)
         exchange = Exchange(
             hop=hop,
             sizes=self._sizes(dispatch.row_sizes, said, hop, point, first),

@@ -11,7 +11,7 @@ every pass observers look at the stage (`observers.py`): the checker under AUTOP
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TypeAlias
@@ -20,6 +20,7 @@ from autopar.graphs.expert_capacity import with_expert_capacity
 from autopar.graphs.expert_loads import with_expert_load
 from autopar.passes.kernels.align_vocabulary import align_vocabulary
 from autopar.passes.kernels.join_additions import join_additions, pack_copies
+from autopar.passes.kernels.placed_rows import count_as_placed
 from autopar.passes.kernels.sort_by_expert import sort_by_expert
 from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.passes.lowering.kept_on_host import with_gradients_sent, with_host_copies
@@ -55,11 +56,13 @@ def write_local(stage: LoweredStage, context: StageContext) -> LoweredStage:
 
 
 def sort_rows(stage: LoweredStage, context: StageContext) -> LoweredStage:
-    """Rows of expert layers are sorted once per layer, or per chunk of one; what nobody reads, here and before, goes.
+    """Rows of expert layers are sorted once per layer, or per chunk of one, by where a plan places their experts; what
+    nobody reads, here and before, goes.
 
     Stages of a pipeline run their collectives one by one, and so their layers whole.
     """
     chunks = 0 if context.in_pipeline else context.plan.product_chunks.get(EXCHANGES, 0)
+    count_as_placed(stage.program.graph, context.plan.expert_order)
     sort_by_expert(stage.program.graph, context.plan.mesh.axis_names, chunks)
     remove_unused(stage.program.graph)
     return stage
@@ -202,15 +205,9 @@ def lowered_on(
     """As `lowered_step`: every stage that one of several ranks holds, on the first rank group that holds it and that
     has one of them."""
     micro = with_kernels(in_one_part(program) if isinstance(program, Program) else program, plan.kernels)
-    micro = with_expert_load(micro, _asked_load(plan), plan.replicated_experts)
+    micro = with_expert_load(micro, plan.expert_load, plan.replicated_experts, plan.expert_order)
     micro = with_expert_capacity(micro, plan.expert_capacity)
     return resumed(_begun(micro, plan, tuple(ranks)), plan, until=until)
-
-
-def _asked_load(plan: Plan) -> Mapping[str, Sequence[float]]:
-    """The load of experts that a plan was made for."""
-    load = plan.question.get("expert_load")
-    return load if isinstance(load, Mapping) else {}
 
 
 def resumed(step: LoweredStep, plan: Plan, *, until: StagePass = LOWERING[-1]) -> LoweredStep:

@@ -21,6 +21,7 @@ from autopar.errors import PlanMismatchError
 from autopar.graphs.expert_loads import expert_counts
 from autopar.layouts.placement import Layout, Mesh, Partial, Replicate, Shard, format_layout, is_legal
 from autopar.layouts.views import cut_positions
+from autopar.passes.lowering.placed_experts import order_of_parameters
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION, OperatorPlan
 from autopar.program import Program
@@ -55,6 +56,7 @@ def refuse_unknown_names(plan: Plan, program: Program) -> None:
                 f"replicated_experts.{module} is {list(replicated)}: write experts from 0 to {experts[module] - 1} in "
                 "order, each once"
             )
+    order_of_parameters(plan, program)
 
 
 def operator_plan(plan: Plan, node: fx.Node) -> OperatorPlan:

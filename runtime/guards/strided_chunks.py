@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Shard as TorchShard
 
 from autopar._compat import StridedShard
+from autopar.layouts.ordered_shards import order_behind
 from autopar.runtime.parameters import held_runs, local_tensor
 
 
@@ -73,7 +74,8 @@ def _divides_evenly(tensor: DTensor, dim: int) -> bool:
     for axis, placement in enumerate(tensor.placements):
         if isinstance(placement, StridedShard | TorchShard) and placement.dim == dim:
             ranks = tensor.device_mesh.size(axis)
-            if size % (ranks * int(getattr(placement, "split_factor", 1))):
+            pieces = 1 if order_behind(placement) else int(getattr(placement, "split_factor", 1))
+            if size % (ranks * pieces):
                 return False
             size //= ranks
     return True

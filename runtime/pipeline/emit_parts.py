@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import fx
 
 from autopar.layouts.placement import Layout, local_shape
+from autopar.passes.lowering.placed_experts import as_held
 from autopar.passes.lowering.stage import LoweredStage, LoweredStep
 from autopar.passes.random_operators import SEED, is_random
 from autopar.passes.stages.cut_stages import StagePrograms
@@ -36,7 +37,7 @@ from autopar.schedules.actions import Schedule
 def emit_parts(lowered: LoweredStep, groups: ProcessGroups) -> PartsStep:
     """The step of this rank under a plan with micro-batches or stages; all ranks call it alike."""
     plan, micro, stages, schedule = lowered.plan, lowered.micro, lowered.cut, lowered.schedule
-    own, numbers = lowered.stages[0].plan, {stage.number for stage in lowered.stages}
+    own, numbers = as_held(lowered.stages[0].plan, micro.program), {stage.number for stage in lowered.stages}
     graphs = [graph for stage in lowered.stages for graph in _run_graphs(stage)]
     statistics = lowered.statistics_graph
     symbols = group_symbols(*graphs, *(() if statistics is None else (statistics,)))

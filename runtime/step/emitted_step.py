@@ -35,7 +35,8 @@ class Step(ABC):
 
     micro: the program and how it makes up the batch, of which the whole is one part. lowered: its inputs and gradients
     on this rank; it may have a seed input. own_plan: what this rank goes by: the plan, in a pipeline that of its rank
-    group on `groups.mesh`. groups: the processes of its collectives; in a pipeline those that hold the same stages.
+    group on `groups.mesh`; layouts of parameters say in which order placed experts lie (`as_held`). groups: the
+    processes of its collectives; in a pipeline those that hold the same stages.
     stage_parameters: which parameters this rank holds.
     """
 

@@ -77,6 +77,11 @@ class KeptSteps:
                 f"forms; pad them to fewer lengths, or let the module keep more graphs ({VARIABLE})"
             )
 
+    def renew(self, step: Step) -> None:
+        """Take another first step in the place of that of now, and none of the others, which are made again."""
+        assert self._first is not None
+        self._steps = {self._first: step}
+
     def _drop(self, key: Signature) -> None:
         del self._steps[key]
         self._dropped[key] = None

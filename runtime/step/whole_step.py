@@ -17,6 +17,7 @@ import torch
 
 from autopar._compat import release_saved_tensors
 from autopar.passes.lowering.chain import resumed
+from autopar.passes.lowering.placed_experts import as_held
 from autopar.passes.lowering.stage import LoweredStep
 from autopar.program import Input, Program
 from autopar.runtime.collectives.progress import HERE
@@ -165,7 +166,7 @@ def emit_whole(lowered: LoweredStep, groups: ProcessGroups) -> WholeStep:
         micro=lowered.micro,
         lowered=stage.program,
         plan=lowered.plan,
-        own_plan=lowered.plan,
+        own_plan=as_held(lowered.plan, lowered.program),
         groups=groups,
         stage_parameters=StageParameters(),
         forward=calls[0],

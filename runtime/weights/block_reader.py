@@ -29,7 +29,7 @@ _MOST_AT_ONCE = 16 << 20
 """Bytes of one call, and about those of a span that is read for its parts."""
 
 Runs: TypeAlias = Sequence[tuple[int, int]]
-"""(start, length) of indices along a dim, ascending."""
+"""(start, length) of indices along a dim, in the order of the block: ascending, but for placed experts."""
 
 
 def block_runs(shape: Sequence[int], layout: Layout, mesh: Mesh, place: int) -> list[Runs]:
@@ -62,10 +62,12 @@ class BlockReader:
         if block.numel():
             target = block.view(-1).view(torch.uint8).numpy()
             try:
-                self._fill(target, saved, *byte_ranges(saved.shape, runs, saved.dtype.itemsize))
+                self._fill(target, saved, *byte_ranges(saved.shape, list(map(sorted, runs)), saved.dtype.itemsize))
             except (OSError, EOFError) as error:
                 why = getattr(error, "strerror", None) or error
                 raise ConfigurationError(f"cannot read {saved.file}, tensor {saved.name!r}: {why}") from error
+        for dim, of_dim in enumerate(runs):
+            block = _in_turn(block, dim, of_dim)
         return block
 
     def _fill(self, target: Any, saved: SavedTensor, starts: Any, lengths: Any) -> None:
@@ -97,6 +99,16 @@ class BlockReader:
                 )
             done += count
         self.bytes_read += done
+
+
+def _in_turn(block: torch.Tensor, dim: int, runs: Runs) -> torch.Tensor:
+    """A block whose runs along a dim ascend, with these in their own order."""
+    if list(runs) == sorted(runs):
+        return block
+    ascending = sorted(runs)
+    lengths = [length for _, length in ascending]
+    pieces = dict(zip(ascending, torch.split_with_sizes(block, lengths, dim), strict=True))
+    return torch.cat([pieces[run] for run in runs], dim)
 
 
 def byte_ranges(shape: Sequence[int], runs: Sequence[Runs], itemsize: int) -> tuple[Any, Any]:

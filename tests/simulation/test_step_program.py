@@ -15,7 +15,7 @@ from autopar.simulation.step_program import StepProgram
 
 def stage(parameter: str, joined: float, gathered: float) -> Any:
     """A stage with one parameter of 400 bytes, outputs that wait and weights that are gathered once per step."""
-    entry = SimpleNamespace(name=parameter, role="parameter", shape=(10, 10), dtype=torch.float32)
+    entry = SimpleNamespace(name=parameter, role="parameter", on_host=False, shape=(10, 10), dtype=torch.float32)
     lowered = SimpleNamespace(
         program=SimpleNamespace(inputs=[entry]), context=SimpleNamespace(kept_totals=1), prepared=None
     )

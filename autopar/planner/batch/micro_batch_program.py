@@ -38,18 +38,19 @@ class Recapture(Protocol):
 @dataclass(frozen=True, slots=True)
 class RecaptureWithKernels:
     """A `Recapture` whose programs have operators of ours in the place of groups of these kinds (`with_kernels`), and
-    experts with this load, some of them replicated, or this capacity."""
+    experts with this load, some of them replicated, in this order, or this capacity."""
 
     recapture: Recapture
     kernels: tuple[str, ...]
     expert_load: Mapping[str, Sequence[float]] = field(default_factory=dict)
     replicated_experts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    expert_order: Mapping[str, Sequence[int]] = field(default_factory=dict)
     expert_capacity: float | None = None
 
     def at_batch(self, size: int) -> Program:
         """The program for so many samples."""
         program = with_kernels(self.recapture.at_batch(size), self.kernels)
-        program = with_expert_load(program, self.expert_load, self.replicated_experts)
+        program = with_expert_load(program, self.expert_load, self.replicated_experts, self.expert_order)
         return with_expert_capacity(program, self.expert_capacity)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -29,6 +29,7 @@ from autopar.passes.lowering.chain import add_up_parts, lowered_step
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.lowered_bytes import measured_bytes
 from autopar.planner.memory.resident_states import ResidentStates, resident_states
+from autopar.planner.memory.rungs import Rungs, bytes_by_rung
 from autopar.planner.memory.shortage import DoesNotFit, SearchEnded
 from autopar.planner.memory.time_segments import module_segments
 from autopar.planner.one_mesh.context_notes import context_notes
@@ -204,7 +205,7 @@ def _within_memory(query: Query, attempt: Attempt, search: WithinMemory) -> Atte
     """Solve and measure until the lowered program fits, and once more where much of the limit is left: transients that
     an earlier plan showed were too large then."""
     found: list[Attempt] = []
-    mesh = attempt.candidate.mesh
+    mesh, free_bound = attempt.candidate.mesh, attempt.candidate.solution.lower_bound
     for _ in range(query.search.memory_rounds):
         search.learn(attempt.candidate.built, attempt.candidate.solution.assignment, attempt.measured)
         try:
@@ -216,6 +217,7 @@ def _within_memory(query: Query, attempt: Attempt, search: WithinMemory) -> Atte
         if _is_same(attempt.candidate, search.built, solution):
             break  # what was measured and played would be so again
         attempt = read_plan(query, mesh, search.built, solution, search.lifetimes)
+        attempt = _with_statistics(attempt, search.next_gib(solution, free_bound))
         if attempt.excess <= 0:
             found.append(attempt)
             has_no_room = search.ahead and not attempt.candidate.plan.copy_ahead_bytes
@@ -227,6 +229,12 @@ def _within_memory(query: Query, attempt: Attempt, search: WithinMemory) -> Atte
     if search.ahead:  # what hides is known to the simulator alone
         return min(found, key=lambda each: each.candidate.plan.predicted.step_seconds)
     return min(found, key=lambda each: each.candidate.plan.objective_seconds)
+
+
+def _with_statistics(attempt: Attempt, more: Mapping[str, float]) -> Attempt:
+    candidate = attempt.candidate
+    plan = replace(candidate.plan, statistics={**candidate.plan.statistics, **more})
+    return replace(attempt, candidate=replace(candidate, plan=plan))
 
 
 def _is_same(candidate: Candidate, built: Built, solution: Solution) -> bool:
@@ -320,6 +328,7 @@ def plan_of(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetime
         kernels=query.kernels,
         micro_batches=1 if query.micro is None else query.micro.count,
         replicated_experts=query.replicated_experts,
+        expert_order=query.expert_order,
         deterministic=query.deterministic,
         hidden_share=query.hidden_share,
         prices_hash=prices_hash(problem),
@@ -398,6 +407,7 @@ def _issued(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Float
         compute_seconds=compute,
         exposed_communication_seconds=plan.micro_batches * issue.exposed_communication_seconds,
         bytes_by_kind=_kinds(states, peak),
+        bytes_by_rung=_rungs(plan, step.only.partition, lifetimes, states.host),
     )
     notes = (*plan.notes, *symmetric_notes(issue.symmetric))
     return replace(issue.of_plan(plan), predicted=prediction, notes=notes), measured
@@ -412,6 +422,12 @@ def _without_steps(plan: Plan, states: ResidentStates, peak: float) -> Plan:
     """A plan that does not fit, with its bytes; of its step the sum that the search minimised is all that is known."""
     prediction = Prediction(step_seconds=plan.objective_seconds, peak_bytes=peak, bytes_by_kind=_kinds(states, peak))
     return replace(plan, bucket_bytes=None, product_chunks={}, symmetric_memory={}, predicted=prediction)
+
+
+def _rungs(plan: Plan, partition: Partition, lifetimes: Lifetimes, states_on_host: float) -> dict[str, float]:
+    """`bytes_by_rung`, or nothing where all is kept on the device."""
+    rungs = Rungs.of(plan, lifetimes.alone)
+    return bytes_by_rung(rungs, partition, states_on_host) if rungs.are_several else {}
 
 
 def _kinds(states: ResidentStates, peak: float) -> dict[str, float]:

@@ -69,6 +69,10 @@ class Query:
     """Module -> its experts of which every rank has a copy, where rows travel."""
     replicas_are_free: bool = False
     """Whether the search may choose these."""
+    expert_order: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Module -> its experts in the order in which they lie on the ranks, where that is not the model's."""
+    order_is_free: bool = False
+    """Whether the search may choose it."""
     offered: frozenset[str] = frozenset()
     """Names of the operator alternatives that the search may choose wherever they are possible."""
     micro: MicroProgram | None = None
@@ -100,10 +104,13 @@ class Query:
         program = with_kernels(program, kernels)
         load = load_shares(request.expert_load, expert_counts(program.graph))
         replicated = replicated_of_modules(request.replicated_experts, load, expert_counts(program.graph))
-        program = with_expert_capacity(with_expert_load(program, load, replicated), request.expert_capacity)
+        program = with_expert_load(program, load, replicated, request.expert_order)
+        program = with_expert_capacity(program, request.expert_capacity)
         if recapture is not None:
             capacity = request.expert_capacity
-            recapture = RecaptureWithKernels(recapture, tuple(kernels), load, replicated, capacity)
+            recapture = RecaptureWithKernels(
+                recapture, tuple(kernels), load, replicated, request.expert_order, capacity
+            )
         constraints = parse_constraints(request.constraints, request.parameter_layouts)
         constraints = replace(constraints, cp=request.cp, ep=request.ep)
         factorisation = kept.factorisations.recall(program, lambda: Factorisation(program))
@@ -121,6 +128,8 @@ class Query:
             expert_load=load,
             replicated_experts=replicated,
             replicas_are_free=request.replicated_experts is None and request.expert_capacity is None and not shards,
+            expert_order=request.expert_order,
+            order_is_free=not request.expert_order and request.expert_capacity is None and not shards,
             factorisation=factorisation,
             search=search_of(request.mode, request.time_limit),
             deadline=Deadline.after(request.time_limit),
@@ -136,16 +145,21 @@ class Query:
             kept=kept,
         )
 
-    def replicating(self, replicated: Mapping[str, tuple[int, ...]]) -> Query:
-        """The question with other replicated experts."""
-        program, recapture = with_expert_load(self.program, {}, replicated), self.recapture
+    def placing(
+        self, replicated: Mapping[str, tuple[int, ...]], order: Mapping[str, tuple[int, ...]]
+    ) -> Query:
+        """The question, of a program that says nothing of either, with these replicated experts and this order."""
+        if (replicated, order) == (self.replicated_experts, self.expert_order):
+            return self
+        program, recapture = with_expert_load(self.program, self.expert_load, replicated, order), self.recapture
         if isinstance(recapture, RecaptureWithKernels):
-            recapture = replace(recapture, replicated_experts=replicated)
+            recapture = replace(recapture, replicated_experts=replicated, expert_order=order)
         factorisation = self.kept.factorisations.recall(program, lambda: Factorisation(program))
         return replace(
             self,
             program=program,
             replicated_experts=replicated,
+            expert_order=order,
             factorisation=factorisation,
             bound_constraints=bind_constraints(program, self.constraints, factorisation),
             recapture=recapture,

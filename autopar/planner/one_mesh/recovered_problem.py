@@ -10,7 +10,7 @@ were left out, with their costs. What a plan leaves open (copies of inputs) take
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from autopar.planner.one_mesh.within_memory import form_labels, host_labels, ker
 from autopar.planner.problem.build import Built, Variable
 from autopar.planner.problem.constraint_targets import recompute_of
 from autopar.planner.problem.factorisation import shape_of
-from autopar.planner.solver import evaluate, is_forbidden, solve
+from autopar.planner.solver import MemoryRow, evaluate, is_forbidden, solve
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import axes_at_work, parameter_in_words
 from autopar.plans.plan_value import HOST
@@ -43,7 +43,8 @@ SHOWN_CHOICES = 4
 @dataclass(frozen=True, slots=True, eq=False)
 class Recovered:
     """A problem and the labels of a plan in it. plain: without recomputation; built: with it where the plan recomputes
-    something, else `plain` itself; labels: (variables,) of `built`."""
+    something, else `plain` itself; labels: (variables,) of `built`; links: what copies to the host have to hide behind,
+    where those of the plan do."""
 
     query: Query
     mesh: Mesh
@@ -51,6 +52,7 @@ class Recovered:
     built: Built
     labels: Rows
     lifetimes: Lifetimes
+    links: tuple[MemoryRow, ...] = ()
 
     @property
     def objective(self) -> float:
@@ -90,13 +92,31 @@ def recover(query: Query, plan: Plan) -> Recovered:
         forms = form_labels(query, plan.mesh, lifetimes)
         built = forms.added(built, forms.candidates(plain))
     if plan.waits_on_host:
-        labels = host_labels(query, plan.mesh, lifetimes, hidden=True)
-        built = labels.added(built, kernel_seconds(plain, np.zeros(len(plain.variables), dtype=np.int64)))[0]
+        return _with_host(query, plan, plain, built, lifetimes)
+    return Recovered(query, plan.mesh, plain, built, _labels_of(built, plan), lifetimes)
+
+
+def _with_host(query: Query, plan: Plan, plain: Built, built: Built, lifetimes: Lifetimes) -> Recovered:
+    """A plan that uses the host, in the problem whose copies hide where its own do, else in that whose copies do not.
+    built: without the host."""
+    rows = [rows_like(variable, plain, plan) for variable in plain.variables]
+    seconds = kernel_seconds(plain, np.array([own[0] if len(own) else 0 for own in rows]))
+    for hidden in (True, False):
+        wide, links, _ = host_labels(query, plan.mesh, lifetimes, hidden=hidden).added(built, seconds)
+        labels = _labels_of(wide, plan)
+        _, used = evaluate(replace(wide.problem, memory_rows=links), labels)
+        if all(moved <= row.budget_bytes for moved, row in zip(used, links, strict=True)):
+            break
+    return Recovered(query, plan.mesh, plain, wide, labels, lifetimes, links)
+
+
+def _labels_of(built: Built, plan: Plan) -> Rows:
+    """Raises PlanMismatchError for what is no choice, and for choices that cannot meet."""
     rows = {index: agreeing(variable, built, plan) for index, variable in enumerate(built.variables)}
     for index, found in rows.items():
         if not len(found):
             raise _no_choice(built.variables[index], plan)
-    return Recovered(query, plan.mesh, plain, built, completed(built, rows, plan.mesh), lifetimes)
+    return completed(built, rows, plan.mesh)
 
 
 def expanded(query: Query, plain: Built, lifetimes: Lifetimes) -> Built:

@@ -119,29 +119,35 @@ class Resolver:
         """The best answer to the problem as it is: the plan, where the search found the optimum."""
         return self._best(lambda built: {})
 
+    def with_more(self, more_bytes: float) -> Resolved:
+        """The best answer within so much more memory than the limit. Raises InfeasibleError where none was found."""
+        return self._best(lambda built: {}, more_bytes)
+
     def without_limit(self) -> Resolved:
         """The best answer if memory were free."""
         return self._solved(self.recovered.plain, {}, (), self._plain_labels())
 
     # solving
 
-    def _best(self, forbidden: Forbidden) -> Resolved:
+    def _best(self, forbidden: Forbidden, more_bytes: float = 0.0) -> Resolved:
         recovered = self.recovered
+        budget = recovered.query.budget_bytes + more_bytes
         if recovered.built is recovered.plain:
             free = self._solved(recovered.plain, forbidden(recovered.plain), (), self._plain_labels())
             holds = self.model.over_time(free.labels) - self.model.over_time(recovered.labels) + self.over_time
-            if float(np.max(holds)) <= recovered.query.budget_bytes:
+            if float(np.max(holds)) <= budget:
                 return free
         built = self._with_recomputation
-        return self._within_memory(built, forbidden(built))
+        return self._within_memory(built, forbidden(built), budget)
 
-    def _within_memory(self, built: Built, forbidden: dict[int, Flags]) -> Resolved:
-        model, budget = self._model_of(built), self.recovered.query.budget_bytes
+    def _within_memory(self, built: Built, forbidden: dict[int, Flags], budget: float) -> Resolved:
+        model = self._model_of(built)
         starts = self._starts(built)
         plans = [model.over_time(labels) + self.beyond for labels in starts]
         positions = model.fullest_positions(plans)
         for _ in range(ROUNDS):
-            found = self._solved(built, forbidden, model.rows(positions, budget, self.beyond), starts[0])
+            rows = (*model.rows(positions, budget, self.beyond), *self.recovered.links)
+            found = self._solved(built, forbidden, rows, starts[0])
             held = model.over_time(found.labels) + self.beyond
             missed = {p for p in model.fullest_positions([held]) if held[p] > budget} - set(positions)
             if not missed:

@@ -13,7 +13,7 @@ So the limit holds for the program that runs, whatever the rows leave out.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -57,6 +57,7 @@ from autopar.planner.solver import (
     is_forbidden,
     solve,
 )
+from autopar.plans.next_gib import next_gib_statistics
 from autopar.timing import phase
 
 MEMORY_GAP = 1e-3
@@ -169,6 +170,11 @@ class WithinMemory:
         beyond = transient_bytes(measured, modelled)
         was_short = built is self.built and np.nanmax(measured) > self.query.budget_bytes
         self.beyond = np.maximum(beyond, self.beyond) if was_short else beyond
+
+    def next_gib(self, solution: Solution, free_bound: float) -> Mapping[str, float]:
+        """What the latest solution says of more memory, for the statistics of its plan."""
+        price = sum(self.prices.values())
+        return next_gib_statistics(solution.objective, solution.certificate.proven_bound, price, free_bound)
 
     @phase("solve")
     def solve(self) -> Solution:

@@ -16,6 +16,8 @@ every rank, too, for as long as the step becomes shorter:
 
     no copies 24.1 ms, 1 of each layer 19.3 ms, 2 17.9 ms, 4 18.2 ms     ->  2 of each layer
 
+The others are placed so that the busiest rank has few rows (`expert_places.py`), where the step is shorter then.
+
 Where nobody named axes, the free search splits experts by gathers and sums only; dispatch over an axis `ep`, of all
 devices or of those of a node, is planned beside it.
 """
@@ -34,6 +36,7 @@ from autopar.errors import AutoparError, ConfigurationError, InfeasibleError
 from autopar.graphs.expert_loads import expert_counts
 from autopar.hardware.cluster import Cluster, MixedCluster
 from autopar.planner.one_mesh.query import Query
+from autopar.planner.search.expert_places import experts_by_load, placement_note
 from autopar.planner.solver.solution import relative_gap
 from autopar.plans.expert_hops import INNER_EXPERT_AXIS
 from autopar.plans.parallel_plan import Plan
@@ -195,17 +198,20 @@ def _ways_to_plan(request: Request, query: Query) -> Iterator[ExpertParallelism]
 
 def _in_one_way(search: Callable[[Query], Plan], query: Query) -> Plan:
     """The plan that a search finds for one way; where rows travel and the load is not even, that of the shortest step
-    over numbers of replicated experts."""
+    over numbers of replicated experts, the others placed by load."""
     plan, number = search(query), 1
     uneven = {module: shares for module, shares in query.expert_load.items() if len({*shares}) > 1}
-    if not query.replicas_are_free or not uneven or expert_way(plan) not in TRAVELLING:
+    if not uneven or expert_way(plan) not in TRAVELLING:
+        return plan
+    plan = _placed(search, query, plan, query.replicated_experts)
+    if not query.replicas_are_free:
         return plan
     found = {0: plan}
     while 2 * number <= max(map(len, uneven.values())) and query.deadline.left() > 0:
         log.info("products of experts over %s: planning copies of %d", EXPERT_AXIS, number)
         copies = {module: busiest_experts(shares, number) for module, shares in uneven.items()}
         try:
-            found[number] = search(query.replicating(copies))
+            found[number] = _with_copies(search, query, plan, copies)
         except AutoparError as why:
             log.info("%d copies cannot be planned: %s", number, why)
             break
@@ -216,6 +222,33 @@ def _in_one_way(search: Callable[[Query], Plan], query: Query) -> Plan:
     said = [f"{one or 'none'} {format_seconds(each.predicted.step_seconds)}" for one, each in found.items()]
     note = f"experts of which every rank has a copy: {best or 'none'} of each layer ({', '.join(said)})"
     return replace(found[best], notes=(*found[best].notes, note)) if len(found) > 1 else plan
+
+
+def _placed(
+    search: Callable[[Query], Plan], query: Query, plan: Plan, copies: Mapping[str, tuple[int, ...]]
+) -> Plan:
+    """The plan with experts placed by load, where its step is shorter."""
+    placed = experts_by_load(query, plan, copies) if query.order_is_free and query.deadline.left() > 0 else {}
+    if not placed:
+        return plan
+    log.info("products of experts over %s: placing experts by load", EXPERT_AXIS)
+    try:
+        found = search(query.placing(copies, {module: each.order for module, each in placed.items()}))
+    except AutoparError as why:
+        log.info("placed experts cannot be planned: %s", why)
+        return plan
+    shorter = found.predicted.step_seconds < plan.predicted.step_seconds
+    return replace(found, notes=(*found.notes, placement_note(placed))) if shorter else plan
+
+
+def _with_copies(
+    search: Callable[[Query], Plan], query: Query, plan: Plan, copies: Mapping[str, tuple[int, ...]]
+) -> Plan:
+    """As `plan`, and with copies of some experts; the others placed by load where these are."""
+    placed = experts_by_load(query, plan, copies) if query.order_is_free and plan.expert_order else {}
+    order = {module: each.order for module, each in placed.items()} or query.expert_order
+    found = search(query.placing(copies, order))
+    return replace(found, notes=(*found.notes, placement_note(placed))) if placed else found
 
 
 def _shortest(found: Mapping[ExpertParallelism, Plan]) -> Plan:

@@ -1,7 +1,9 @@
 """Memory over time of a report, stacked by kind: one area per kind and rank, what lives throughout at the bottom.
 
-Areas lie in a box of WIDTH x HEIGHT whose height is the largest peak of all ranks, so that ranks can be compared. What
-is held in front of the first pass is drawn as the first moment.
+Areas lie in a box of WIDTH x HEIGHT whose height is the largest peak of all ranks, so that ranks can be compared; that
+of what they have on the host has a height of its own. What backward computes again or has brought from the host is a
+kind by itself, so the picture shows the rungs of the memory ladder. What is held in front of the first pass is drawn as
+the first moment.
 """
 
 from __future__ import annotations
@@ -52,9 +54,14 @@ class KindRow:
 def memory_pictures(memory: Sequence[MemoryOverTime]) -> list[MemoryPicture]:
     """A picture per rank; a kind has the same mark in all of them."""
     marks = kind_marks(memory)
-    highest = max((one.peak_bytes for one in memory), default=0.0)
-    names = [f"rank {one.rank}" if len(memory) == 1 else f"group {one.group}" for one in memory]
-    return [_picture(name, one, marks, highest) for name, one in zip(names, memory, strict=True) if highest]
+    is_alone = all(one.group == memory[0].group for one in memory)
+    found = []
+    for one in memory:
+        highest = max(other.peak_bytes for other in memory if other.on_host == one.on_host)
+        name = f"rank {one.rank}" if is_alone else f"group {one.group}"
+        if highest:
+            found.append(_picture(f"{name}, on the host" if one.on_host else name, one, marks, highest))
+    return found
 
 
 def kind_marks(memory: Sequence[MemoryOverTime]) -> dict[str, int]:
