@@ -5,14 +5,19 @@ each row has its commit and date.
 
 One sequence of Llama-3-8B (bf16, AdamW, without its logits) over 8 and 32 H100, context parallelism over all of them,
 by each way of attention and as the planner chooses: the longest length that has a plan (doubled, then in halves of the
-last doubling), its step, tokens per second and device, and peak. No offload: recomputation, the loss in chunks, MLPs in
-tiles and sharded states are the planner's. `--run`: the program of the busiest rank of the longest plan runs on fake
-CUDA tensors, which counts its bytes again.
+last doubling), its step, tokens per second and device, and peak. Recomputation, the loss in chunks, MLPs in tiles and
+sharded states are the planner's. `--run`: the program of the busiest rank of the longest plan runs on fake CUDA
+tensors, which counts its bytes again.
+
+`--offload all` lets saved values and parameters wait in the memory of the host; rows then say how many bytes do:
+
+    python -m benchmarks.long_contexts --offload all --only 1 --tokens 524288 --run --output FILE
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 import time
@@ -28,7 +33,12 @@ import click
 from rich.console import Console
 
 from autopar.errors import AutoparError
+from autopar.graphs.copy_nodes import copy_direction
+from autopar.passes.lowering.chain import lowered_step
+from autopar.planner.memory.resident_states import resident_states
 from autopar.plans.busiest_rank import busiest_place
+from autopar.plans.plan_value import HOST
+from autopar.request.offload import OFFLOADS
 from autopar.simulation.step_program import StepProgram
 from benchmarks.fake_cuda.cases import OPTIMIZER, Case, asked_step, planned_of
 from benchmarks.fake_cuda.checks import faults
@@ -38,7 +48,7 @@ from benchmarks.models import LossOnly, workload
 from benchmarks.results import write_results
 
 KIB_TOKENS = 1024
-CLUSTERS = {"8 H100-SXM": 256 * KIB_TOKENS, "4x8 H100-SXM": 1024 * KIB_TOKENS}
+CLUSTERS = {"1 H100-SXM": 128 * KIB_TOKENS, "8 H100-SXM": 256 * KIB_TOKENS, "4x8 H100-SXM": 1024 * KIB_TOKENS}
 """Cluster -> the first length that is tried."""
 WAYS = (None, "ring", "ulysses", "gather")
 STEPS = 2
@@ -47,10 +57,12 @@ STEPS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A question of the benchmark. way: of attention; None: freely chosen."""
+    """A question of the benchmark. way: of attention; None: freely chosen. offload, mode: as in a request."""
 
     cluster: str
     way: str | None
+    offload: str | None = None
+    mode: str = "fast"
     layers: int | None = None
 
     @property
@@ -62,7 +74,9 @@ class Asked:
 
     def case(self, tokens: int) -> Case:
         """One sequence of so many tokens."""
-        asked = {"mode": "fast", "dims": {"cp": self.devices}, "cp": self.way}
+        asked: dict[str, Any] = {"mode": self.mode, "offload": self.offload}
+        if self.devices > 1:
+            asked |= {"dims": {"cp": self.devices}, "cp": self.way}
         return Case(name=f"{tokens} tokens", build=partial(_model, tokens, self.layers), cluster=self.cluster,
                     ranks=(0,), asked=asked)  # fmt: skip
 
@@ -97,7 +111,9 @@ def longest(asked: Asked, first: int) -> Iterator[dict[str, Any]]:
 
 def _row(asked: Asked, tokens: int) -> dict[str, Any]:
     began = time.process_time()
-    said = {"cluster": asked.cluster, "way": asked.way or "free", "tokens": tokens, **_made()}
+    said: dict[str, Any] = {"cluster": asked.cluster, "way": asked.way or "free", "tokens": tokens, **made()}
+    if asked.offload:
+        said |= {"offload": asked.offload, "mode": asked.mode}
     try:
         step = _planned(asked, tokens)
     except AutoparError as error:
@@ -116,6 +132,7 @@ def _row(asked: Asked, tokens: int) -> dict[str, Any]:
         "tokens_per_second_and_device": round(tokens / seconds / asked.devices, 1),
         "exposed_communication_seconds": round(plan.predicted.exposed_communication_seconds, 3),
         "peak_bytes": plan.predicted.peak_bytes,
+        **(waiting(step) if plan.waits_on_host else {}),
         "attention": {" ".join(kind): count for kind, count in kinds.items()},
         "recomputed": sum(chosen.recompute for chosen in plan.operators.values()),
         "operators": len(plan.operators),
@@ -125,7 +142,26 @@ def _row(asked: Asked, tokens: int) -> dict[str, Any]:
     }
 
 
-def _made() -> dict[str, str]:
+def waiting(step: StepProgram) -> dict[str, Any]:
+    """What waits on the host, of one device: bytes of parameters with gradients and states, and of saved values."""
+    lowered = lowered_step(step.micro or step.program, step.plan, 0).only
+    states = resident_states(lowered.program, step.state_bytes, step.cluster.device)
+    saved = sum(
+        math.prod(node.meta["local_shape"]) * node.meta["dtype"].itemsize
+        for node in lowered.partition.forward.graph.nodes
+        if copy_direction(node) == "to_host"
+    )
+    return {
+        "host_bytes": {"parameters": states.host, "saved": saved},
+        "on_host": {
+            "parameters": sum(each.stored_on == HOST for each in step.plan.parameters.values()),
+            "operators": len(step.plan.saved_on_host),
+        },
+    }
+
+
+def made() -> dict[str, str]:
+    """Commit and date of a row."""
     return {"commit": commit(), "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
 
 
@@ -154,6 +190,8 @@ def on_fake_cuda(asked: Asked, tokens: int) -> dict[str, Any]:
 @click.option("--only", type=int, help="So many devices only.")
 @click.option("--way", "ways", multiple=True, help="These ways only; free: as the planner chooses.")
 @click.option("--tokens", "lengths", type=int, multiple=True, help="These lengths only, without a search.")
+@click.option("--offload", type=click.Choice(OFFLOADS), help="What may wait in the memory of the host.")
+@click.option("--mode", default="fast", show_default=True, help="How long to search.")
 @click.option("--layers", type=int, help="A model of fewer layers, to try the benchmark.")
 @click.option("--run", "runs", is_flag=True, help="Run the longest plan on fake CUDA tensors.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Where the rows are written.")
@@ -161,6 +199,8 @@ def main(
     only: int | None,
     ways: tuple[str, ...],
     lengths: tuple[int, ...],
+    offload: str | None,
+    mode: str,
     layers: int | None,
     runs: bool,
     output: Path | None,
@@ -169,7 +209,9 @@ def main(
     console = Console(stderr=True, width=200)
     for cluster, first in CLUSTERS.items():
         for way in WAYS:
-            asked = Asked(cluster=cluster, way=way, layers=layers)
+            asked = Asked(cluster=cluster, way=way, offload=offload, mode=mode, layers=layers)
+            if asked.devices == 1 and (way is not None or not offload):
+                continue
             if (only and only != asked.devices) or (ways and (way or "free") not in ways):
                 continue
             tried = []

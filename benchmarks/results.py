@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -31,3 +32,9 @@ def document(content: Mapping[str, Any]) -> dict[str, Any]:
 def write_results(path: Path, content: Mapping[str, Any]) -> None:
     """Write the document of `content`."""
     write_atomically(path, json.dumps(document(content), indent=1).encode() + b"\n")
+
+
+def commit() -> str:
+    """The commit from which a benchmark runs."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -24,11 +24,10 @@ from autopar.planner.one_mesh.mesh_plan import price, read_plan
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.read_solution import switching_costs
 from autopar.planner.one_mesh.recovered_problem import expanded, recover
-from autopar.planner.one_mesh.solved_again import solution_of
 from autopar.planner.one_mesh.warm_start import Rows
 from autopar.planner.problem.build import Built
 from autopar.planner.problem.constraint_targets import meshes_with_axes
-from autopar.planner.solver import solve
+from autopar.planner.solver import solution_of, solve
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_bytes
 from autopar.request.constraints import parse_constraints

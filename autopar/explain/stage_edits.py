@@ -20,12 +20,12 @@ from autopar.explain.source import Source
 from autopar.explain.stage_problem import StageProblem, stage_problem, without_stages
 from autopar.planner.one_mesh.mesh_plan import price
 from autopar.planner.one_mesh.read_solution import switching_costs
-from autopar.planner.one_mesh.solved_again import solution_of
 from autopar.planner.one_mesh.warm_start import Rows
 from autopar.planner.pipelines.choose_pipeline import Pipeline
 from autopar.planner.pipelines.pipeline_bound import least_step_seconds
 from autopar.planner.pipelines.write_pipeline import check_cut, pipeline_plan
 from autopar.planner.problem.constraint_targets import meshes_with_axes
+from autopar.planner.solver import solution_of
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_bytes, format_seconds, matching_names
 from autopar.plans.plan_value import PIPELINE_AXIS, StagePlan

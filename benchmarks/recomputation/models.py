@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -11,9 +12,9 @@ from autopar.capture import capture
 from autopar.layouts.placement import Mesh
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.time_segments import module_segments
+from autopar.planner.one_mesh.fewest_reruns import buffer_of
 from autopar.planner.one_mesh.mesh_plan import price
 from autopar.planner.one_mesh.query import Query
-from autopar.planner.problem.graph_operators import base_of
 from autopar.planner.problem.prices import tensor_bytes
 from autopar.program import Program
 from autopar.request import Request
@@ -67,6 +68,31 @@ class UNet(nn.Module):
         return x
 
 
+class RandomNet(nn.Module):
+    """Three to five products and tanh of random widths, and sums with what has the same width; first a product, whose
+    backward reads the batch. forward(x (B, 8)) -> (B, W)."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        random = np.random.default_rng(seed)
+        self.layers = nn.ModuleList()
+        self.skips: list[int | None] = []
+        widths = [8]
+        for _ in range(int(random.integers(3, 6))):
+            same = [index for index, width in enumerate(widths[:-1]) if width == widths[-1]]
+            kind = int(random.integers(0, 3 if same else 2 if len(widths) > 1 else 1))
+            width = int(random.choice([8, 16, 32, 64])) if kind == 0 else widths[-1]
+            self.layers.append(nn.Linear(widths[-1], width, bias=False) if kind == 0 else nn.Tanh())
+            self.skips.append(int(random.choice(same)) if kind == 2 else None)
+            widths.append(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values = [x]
+        for layer, skip in zip(self.layers, self.skips, strict=True):
+            values.append(layer(values[-1]) if skip is None else values[-1] + values[skip])
+        return values[-1]
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {"VGG": vgg, "MobileNet": mobilenet, "U-Net": UNet}
 
 
@@ -77,18 +103,28 @@ def program_of(name: str) -> Program:
     return capture(model, (x,), loss_fn=lambda y, batch: y.sum())
 
 
+def random_program(seed: int) -> Program:
+    """The same of a random network, at a batch that makes activations larger than weights."""
+    with torch.device("meta"):
+        model, x = RandomNet(seed), torch.zeros(1024, 8)
+    return capture(model, (x,), loss_fn=lambda y, batch: y.square().sum())
+
+
 def step_graph(program: Program, request: Request) -> StepGraph:
-    """The operators that autopar's planner decides about, in its order, at its seconds and bytes on one device."""
+    """The operators that autopar's planner decides about, in its order, at its seconds and bytes on one device. What
+    only looks at a value holds nothing, as in the lowered program: an expanded gradient, a slice."""
     query = Query.of(program, request)
     built = price(query, Mesh(("d",), (1,)))
     lifetimes = Lifetimes(query.program, module_segments)
     nodes = lifetimes.in_order
-    read = [[base_of(operand)[0] for operand in tensor_operands(node)] for node in nodes]
-    values = sorted({value for each in read for value in each if value[0] in lifetimes.position} | {
-        base_of(node)[0] for node in query.program.returned if base_of(node)[0][0] in lifetimes.position
-    }, key=lambda value: (lifetimes.position[value[0]], value[1]))  # fmt: skip
+    read = [[buffer_of(operand) for operand in tensor_operands(node)] for node in nodes]
+    results = [buffer_of(node) for node in query.program.returned]
+    values = sorted(
+        {value for each in (*read, results) for value in each if value[0] in lifetimes.position},
+        key=lambda value: (lifetimes.position[value[0]], value[1]),
+    )
     number = {value: index for index, value in enumerate(values)}
-    returned = {number[base_of(node)[0]] for node in query.program.returned if base_of(node)[0] in number}
+    returned = {number[value] for value in results if value in number}
     return StepGraph(
         names=(*(str(node.meta["operator"]) for node in nodes), "returned"),
         seconds=(*(float(built.variables[built.operators[node]].costs[0]) for node in nodes), 0.0),

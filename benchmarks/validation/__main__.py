@@ -2,6 +2,7 @@
 
     python -m benchmarks.validation --data FOLDER                              one table of every kind and tier
     python -m benchmarks.validation --data FOLDER --kind step --json           some kinds, as JSON
+    python -m benchmarks.validation rungs --data FOLDER                        rows of recomputation and offloading
     python -m benchmarks.validation predict --kind op --rows IN.csv --out OUT.csv --tier t1
 
 Tiers: t0 knows hardware presets and constants fitted across devices; t1 constants of that device type too; physics is
@@ -21,10 +22,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from autopar.errors import ConfigurationError
+from benchmarks.faults.__main__ import commit
 from benchmarks.results import document, write_results
 from benchmarks.validation.data import folder, read_table
 from benchmarks.validation.predict import predict_table, write_predictions
 from benchmarks.validation.report import as_json, as_table
+from benchmarks.validation.rung_rows import rungs_document
 from benchmarks.validation.schemas import KINDS, Kind, Tier
 from benchmarks.validation.score import score_all
 
@@ -76,6 +79,18 @@ def predict(kind: Kind, rows: Path, out: Path, tier: Tier) -> None:
     write_predictions(out, table, kind, predictions)
     refused = [predicted for predicted in predictions if not predicted.values]
     click.echo(f"{len(predictions) - len(refused)} of {len(predictions)} rows predicted: {out}", err=True)
+
+
+@main.command()
+@click.option("--data", type=click.Path(path_type=Path), help="Folder of measurements; else $AUTOPAR_GROUNDTRUTH.")
+@click.option("--tier", type=click.Choice(["t0", "t1", "physics"]), default="t0", show_default=True)
+@click.option("--output", type=click.Path(path_type=Path), default=RESULTS.with_name("rungs.json"))
+def rungs(data: Path | None, tier: Tier, output: Path) -> None:
+    """Predict the rows that tell what recomputing and offloading cost, one by one."""
+    content = rungs_document(folder(data), tier)
+    command = f"python -m benchmarks.validation rungs --data FOLDER --tier {tier}"
+    write_results(output, {"command": command, "commit": commit(), **content})
+    click.echo(json.dumps(content["scores"], indent=1))
 
 
 def _main() -> None:

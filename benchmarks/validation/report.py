@@ -24,8 +24,14 @@ GOALS: Mapping[str, str] = {
     "collective mid": "25 / 8 %",
     "collective large": "15 / 4 %",
     "memory": "8 / 0.5 %, under never > 2 %",
+    "memory, recomputed": "8 / 0.5 %, under never > 2 %",
+    "memory, offloaded": "8 / 0.5 %, under never > 2 %",
+    "memory, over that without the rung": "8 / 0.5 %",
     "OOM": "85 / 98 %, false fits 5 / 0.5 %",
     "step time": "15 / 3 %",
+    "step, recomputed": "15 / 3 %",
+    "step, offloaded": "15 / 3 %",
+    "step, over that without the rung": "15 / 3 %",
     "shared attention": "15 / 5 %",
     "plan ranking": "tau 0.75 / 0.93, regret 8 / 1 %",
     "pipeline bubble": "1 / 0.02 points",
@@ -90,7 +96,7 @@ def _beside(score: Score) -> str:
         return f"regret {100 * details['regret']:.1f} %, top-3 {100 * details['top_3']:.0f} %"
     if score.kind == "OOM":
         return f"false fits {100 * details['false_fits']:.1f} %"
-    if score.kind == "memory":
+    if score.kind.split(",")[0] == "memory":
         return f"p90 {100 * details['p90']:.1f}, under {100 * details['largest_under_prediction']:.1f}"
     return f"p90 {100 * details['p90']:.1f}" if "p90" in details else ""
 

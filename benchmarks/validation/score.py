@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from benchmarks.validation.fields import Unpredictable, number
 from benchmarks.validation.naive import naive
 from benchmarks.validation.predict import predict_tiers
 from benchmarks.validation.rows import training_run
+from benchmarks.validation.rungs import RUNGS, compared, rungs_of
 from benchmarks.validation.schemas import TIERS, Kind, Predicted
 
 NAIVE, FIVE_CONSTANTS = "naive", "five constants"
@@ -105,7 +106,8 @@ def _five_constants(table: Table) -> list[Predicted]:
 
 
 def _parts(table: Table, kind: Kind, predictions: Sequence[Predicted]) -> Iterator[tuple[str, list[Pair], int]]:
-    """(label, pairs, rows): collectives by size, pipelines by measured column, all others at once."""
+    """(label, pairs, rows): collectives by size, pipelines by measured column, all others at once; of training runs
+    those that recompute or offload stand apart once more."""
     if kind == "oom":
         pairs = [
             Pair(float(not ran_out(str(predicted.values["outcome"]))), float(not ran_out(row["outcome"])), group)
@@ -128,10 +130,31 @@ def _parts(table: Table, kind: Kind, predictions: Sequence[Predicted]) -> Iterat
         pairs = [pair for _, pair in _pairs(table, tuple(table.schema.measured[kind]), predictions)]
         label = {"op": "operator", "memory": "memory", "step": "step time", "attention": "shared attention"}[kind]
         yield label, pairs, _measured_rows(table, kind)
+        if kind in ("memory", "step"):
+            yield from _ladder(table, kind, predictions)
+
+
+def _ladder(
+    table: Table, kind: Literal["memory", "step"], predictions: Sequence[Predicted]
+) -> Iterator[tuple[str, list[Pair], int]]:
+    """The rows that recompute, those that offload, and what the rung itself makes of a row's value."""
+    columns = tuple(table.schema.measured[kind])
+    pairs = dict(_by_row(table, columns, predictions))
+    rungs = rungs_of(table.schema, table.rows)
+    for rung in RUNGS:
+        rows = [index for index, row in enumerate(table.rows) if rungs[index] == rung and first_measured(row, columns)]
+        yield f"{kind}, {rung}", [pairs[index] for index in rows if index in pairs], len(rows)
+    ratios = [
+        Pair(pairs[index].predicted / pairs[least].predicted, pairs[index].measured / pairs[least].measured, group)
+        for index, least in compared(table.schema, table.rows)
+        if index in pairs and least in pairs
+        for group in [pairs[index].group]
+    ]
+    yield f"{kind}, over that without the rung", ratios, len(ratios)
 
 
 def _measured_rows(table: Table, kind: Kind) -> int:
-    return sum(1 for row in table.rows if _measured(row, tuple(table.schema.measured[kind])) is not None)
+    return sum(1 for row in table.rows if first_measured(row, tuple(table.schema.measured[kind])) is not None)
 
 
 def _bin(row: Mapping[str, str]) -> str:
@@ -152,7 +175,7 @@ def _grouped(
         yield row, predicted, (table.name, *(row.get(column, "") for column in table.schema.groups))
 
 
-def _measured(row: Mapping[str, str], columns: Sequence[str]) -> tuple[str, float] | None:
+def first_measured(row: Mapping[str, str], columns: Sequence[str]) -> tuple[str, float] | None:
     """The first measured column of a row that has a value other than 0, and the value."""
     for column in columns:
         try:
@@ -167,13 +190,20 @@ def _measured(row: Mapping[str, str], columns: Sequence[str]) -> tuple[str, floa
 def _pairs(
     table: Table, columns: Sequence[str], predictions: Sequence[Predicted]
 ) -> Iterator[tuple[Mapping[str, str], Pair]]:
-    for row, predicted, group in _grouped(table, predictions):
-        measured = _measured(row, columns)
+    for index, pair in _by_row(table, columns, predictions):
+        yield table.rows[index], pair
+
+
+def _by_row(
+    table: Table, columns: Sequence[str], predictions: Sequence[Predicted]
+) -> Iterator[tuple[int, Pair]]:
+    for index, (row, predicted, group) in enumerate(_grouped(table, predictions)):
+        measured = first_measured(row, columns)
         if measured is None:
             continue
         told = predicted.values.get(measured[0])
         if isinstance(told, float | int):
-            yield row, Pair(float(told), measured[1], group)
+            yield index, Pair(float(told), measured[1], group)
 
 
 def score_pairs(kind: str, file: str, tier: str, pairs: Sequence[Pair], rows: int) -> list[Score]:
@@ -214,7 +244,7 @@ def _errors(
         "within_10_percent": float(np.mean(errors <= 0.1)),
         "median_log_ratio": float(np.median(ratios)),
     }
-    if kind == "memory":
+    if kind.split(",")[0] == "memory":
         details["largest_under_prediction"] = metrics.largest_under_prediction(predicted, measured)
         details["under_by_2_percent"] = float(np.mean(relative < -0.02))
     return errors.tolist(), lambda drawn: float(np.median(drawn)), details

@@ -30,13 +30,15 @@ class Lifetimes:
     program order. gradient_position: placeholder of a parameter -> the operator that finishes its gradient. results:
     number of an output of the model -> what is returned, a view maybe. end: the position of the optimizer. starts: the
     first segment of every span that was joined, of the segments of `alone`. given_up: operator -> the positions of
-    backward, ascending, before which what was made again of it is given up.
+    backward, ascending, before which what was made again of it is given up. repeats_last: whether the last segment may
+    make something again.
     """
 
     def __init__(self, program: Program, find: Callable[[Program], Segments] = find_segments) -> None:
         self._program = program
         self.starts: Sequence[int] = ()
         self.given_up: Mapping[fx.Node, Sequence[int]] = {}
+        self.repeats_last = False
         self.alone = self
         self.segments: Segments = find(program)
         nodes = operators(program)
@@ -84,10 +86,16 @@ class Lifetimes:
                 if output.name in self._parameters:
                     self.gradient_position[self._parameters[output.name]] = self.position.get(value[0], 0)
 
-    def joined(self, starts: Sequence[int], given_up: Mapping[fx.Node, Sequence[int]] | None = None) -> Lifetimes:
+    def joined(
+        self,
+        starts: Sequence[int],
+        given_up: Mapping[fx.Node, Sequence[int]] | None = None,
+        *,
+        repeats_last: bool = False,
+    ) -> Lifetimes:
         """The same with spans of segments as one each; starts: the first of every span (`spans.py`)."""
         found = copy(self)
-        found.starts, found.given_up = starts, given_up or {}
+        found.starts, found.given_up, found.repeats_last = starts, given_up or {}, repeats_last
         found.segments = self.segments.joined(starts)
         found.segment = {node: span_of(starts, segment) for node, segment in self.segment.items()}
         found._backward = {value: {span_of(starts, one) for one in read} for value, read in self._backward.items()}

@@ -19,8 +19,8 @@ reads is gathered there anyway, and a recomputed operator is priced to find it: 
 one layout, and one gather too cheap where they do not. Other redistributions of its operands are paid again.
 
 Left out, because it hardly pays: the last segment (backward begins there, and what it needs first is what forward made
-last), and operators that neither backward nor a recomputed operator reads. Left out, because it must not be: operators
-that write, and values that another segment reads in backward.
+last; `fewest_reruns.py` asks), and operators that neither backward nor a recomputed one reads. Left out, because it
+must not be: operators that write, and values that another segment reads in backward.
 """
 
 from __future__ import annotations
@@ -190,7 +190,8 @@ class _OpenStates:
         """Whether a node may run again in backward of its own segment, and only there."""
         lifetimes = self.lifetimes
         home = lifetimes.segment[node]
-        if home == lifetimes.segments.last or not self._may_repeat(node):
+        is_last = home == lifetimes.segments.last and not lifetimes.repeats_last
+        if is_last or not self._may_repeat(node):
             return False
         return all(segment == home for segment in lifetimes.backward_segments(node))
 

@@ -47,13 +47,17 @@ class SearchEnded(InfeasibleError):
 
 
 class DoesNotFit(InfeasibleError):
-    """Nothing fits on one mesh. needed_bytes: the least that was found per device; parts: where they go."""
+    """Nothing fits on one mesh. needed_bytes: the least that was found per device; parts: where they go; beside: what
+    else is short, where that fits."""
 
-    def __init__(self, mesh: Mesh, needed_bytes: float, budget_bytes: float, parts: Mapping[str, float]) -> None:
+    def __init__(
+        self, mesh: Mesh, needed_bytes: float, budget_bytes: float, parts: Mapping[str, float], beside: str = ""
+    ) -> None:
         listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
         super().__init__(
             f"no plan fits {format_bytes(budget_bytes)} per device on {mesh.size} devices: the smallest needs "
             f"{format_bytes(needed_bytes)} on mesh {mesh.shape}; largest parts: {listed}"
+            f"{'; ' if beside else ''}{beside}"
         )
         self.mesh, self.needed_bytes = mesh, needed_bytes
 

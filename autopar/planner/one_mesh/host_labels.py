@@ -9,15 +9,16 @@ Copies run beside computation, on a link of their own for each direction. A sum 
 are two problems. In the one that hides them a copy costs `LIMITS.price_of_hidden_copies` of its seconds, and rows say
 that a phase copies no more than its kernels have time for. In the other one copies stop the rank, and as many as memory
 asks for may be chosen; what they hide behind is left to the simulator. The optimizer of a parameter on the host steps
-there, at the rate of the host's memory.
+there, at the rate of the host's memory. How much may lie there is a row of both: the devices of a node share it.
 
-Left out, as neither memory nor the link would notice them: values below `LIMITS.least_on_host` of all that could go.
+Left out, as neither memory nor the link would notice them: values below `LIMITS.least_on_host` of all of their kind
+that could go.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,6 +44,7 @@ from autopar.request.offload import ACTIVATIONS, PARAMETERS
 
 COPIES_AT_ONCE = 2
 """One is on the link while what the other brought is read."""
+MEMORY_OF_HOST = "the memory of the host"
 PHASES = ("forward", "backward")
 Way = tuple[str, Direction]
 """A phase and a direction."""
@@ -62,11 +64,10 @@ class HostLabels:
     hidden: bool
 
     def added(self, built: Built, kernel_seconds: Mapping[str, float]) -> tuple[Built, tuple[MemoryRow, ...], float]:
-        """The problem with recomputation and these labels, the rows of the link, and bytes for `COPIES_AT_ONCE` of the
-        largest copies. kernel_seconds: of each phase."""
-        moved = {index: self._moved(built, node, index) for node, index in self._candidates(built).items()}
-        least = LIMITS.least_on_host * sum(float(np.max(sum(each.values()))) for each in moved.values())
-        moved = {index: each for index, each in moved.items() if float(np.max(sum(each.values()))) >= least}
+        """The problem with recomputation and these labels, the rows of the link and of the host's memory, and bytes for
+        `COPIES_AT_ONCE` of the largest copies. kernel_seconds: of each phase."""
+        every = {index: self._moved(built, node, index) for node, index in self._candidates(built).items()}
+        moved = noticed(every, [variable.kind == "parameter" for variable in built.variables])
         rows = {index: self._rows(built.variables[index]) for index in moved}
         wide = narrowed(built, rows, ())
         known: dict[tuple[int, ...], Floats] = {}
@@ -76,7 +77,8 @@ class HostLabels:
         problem = replace(wide.problem, node_costs=tuple(variable.costs for variable in variables))
         links = tuple(self._link_rows(variables, moved, kernel_seconds)) if self.hidden else ()
         largest = max((float(np.max(nbytes)) for each in moved.values() for nbytes in each.values()), default=0.0)
-        return replace(wide, problem=problem, variables=variables), links, COPIES_AT_ONCE * largest
+        rows_beside = (*links, self._memory_row(variables, moved))
+        return replace(wide, problem=problem, variables=variables), rows_beside, COPIES_AT_ONCE * largest
 
     def _candidates(self, built: Built) -> dict[fx.Node, int]:
         """What may wait on the host."""
@@ -189,6 +191,26 @@ class HostLabels:
                         constant_bytes=0.0,
                     )
 
+    def _memory_row(self, variables: list[Variable], moved: Mapping[int, Mapping[Way, Floats]]) -> MemoryRow:
+        """What waits on the host, of every device of a node: saved values, parameters with gradient and state."""
+        return MemoryRow(
+            name=MEMORY_OF_HOST,
+            bytes={
+                index: _behind_zeros(self._held_there(variables[index], each), len(variables[index].costs))
+                for index, each in moved.items()
+            },
+            budget_bytes=LIMITS.host_share * self._host.memory_bytes / self.cluster.devices_per_node,
+        )
+
+    def _held_there(self, variable: Variable, moved: Mapping[Way, Floats]) -> Floats:
+        if variable.kind != "parameter":
+            return moved["forward", "to_host"]
+        state, stored = self.state_bytes[variable.name], variable.stored
+        assert stored is not None
+        each = tensor_bytes(variable.node) + math.prod(shape_of(variable.node)) * (state.gradient + state.optimizer)
+        more = len(next(iter(moved.values())))
+        return self._fractions(stored.distinct, shape_of(variable.node))[stored.index[-more:]] * each
+
     def _rate(self, way: Direction) -> float:
         return copy_rate(self._host, way, self.cluster.devices_per_node)
 
@@ -202,6 +224,22 @@ class HostLabels:
 
     def _fractions(self, layouts: Collection[Layout], shape: tuple[int, ...]) -> Floats:
         return np.array([local_fraction(layout, shape, self.mesh) for layout in layouts])
+
+
+def noticed(
+    moved: Mapping[int, Mapping[Way, Floats]], is_parameter: Sequence[bool]
+) -> dict[int, Mapping[Way, Floats]]:
+    """What memory and link would notice, among parameters and among saved values: beside the values of a long sequence
+    every parameter is small, and all of them are not."""
+    sizes = {index: float(np.max(sum(each.values()))) for index, each in moved.items()}
+    total = dict.fromkeys((True, False), 0.0)
+    for index, size in sizes.items():
+        total[is_parameter[index]] += size
+    return {
+        index: each
+        for index, each in moved.items()
+        if sizes[index] >= LIMITS.least_on_host * total[is_parameter[index]]
+    }
 
 
 def _behind_zeros(values: Floats, size: int) -> Floats:

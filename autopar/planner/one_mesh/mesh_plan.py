@@ -36,6 +36,7 @@ from autopar.planner.one_mesh.context_notes import context_notes
 from autopar.planner.one_mesh.copy_ahead import with_copies_ahead
 from autopar.planner.one_mesh.exchange_chunks import in_exchange_chunks
 from autopar.planner.one_mesh.expert_axis_notes import expert_axis_notes
+from autopar.planner.one_mesh.fewest_reruns import FewestReruns
 from autopar.planner.one_mesh.forbidden_choices import forbidden_places, why_forbidden
 from autopar.planner.one_mesh.hidden_communication import with_hidden
 from autopar.planner.one_mesh.micro_costs import in_micro_batches
@@ -170,7 +171,12 @@ def fit(
     starts = [free.assignment, *_given_labels(query, built, mesh), *more_starts]
     attempt = read_plan(query, mesh, built, free, lifetimes)
     if attempt.excess > 0 or _asks_for_recomputation(query):
-        attempt = _recomputed(query, attempt, WithinMemory.each(query, mesh, built, lifetimes, starts), most_labels)
+        found: Attempt | DoesNotFit
+        try:
+            found = _recomputed(query, attempt, WithinMemory.each(query, mesh, built, lifetimes, starts), most_labels)
+        except DoesNotFit as failure:
+            found = failure
+        attempt = _fewest_reruns(query, built, lifetimes, attempt, found)
     plan = attempt.candidate.plan
     log.info(
         f"mesh {dict(zip(mesh.axis_names, mesh.shape, strict=True))}: objective {plan.objective_seconds * 1e3:.2f} ms, "
@@ -181,8 +187,10 @@ def fit(
 
 
 def _recomputed(query: Query, attempt: Attempt, searches: Iterable[WithinMemory], most_labels: float) -> Attempt:
-    """What fits of the first search that finds something."""
+    """What fits of the first search that finds something. A search that ends without a plan ends them all, but where
+    the host was asked for: the one with copies that hide leaves room for them, which others fill."""
     failure: DoesNotFit | None = None
+    ended: SearchEnded | None = None
     for search in searches:
         labels = sum(costs.size for costs in search.built.problem.node_costs)
         if labels > most_labels:
@@ -194,11 +202,40 @@ def _recomputed(query: Query, attempt: Attempt, searches: Iterable[WithinMemory]
             return _within_memory(query, attempt, search)
         except DoesNotFit as found:
             failure = found if failure is None or found.needed_bytes < failure.needed_bytes else failure
-        except SearchEnded:
-            if failure is None:
+        except SearchEnded as found:
+            ended = found
+            if failure is None and not query.may_wait_on_host:
                 raise
-    assert failure is not None, "segments by themselves are tried in any case"
-    raise failure
+    why = ended or failure
+    assert why is not None, "segments by themselves are tried in any case"
+    raise why
+
+
+def _fewest_reruns(
+    query: Query, built: Built, lifetimes: Lifetimes, free: Attempt, found: Attempt | DoesNotFit
+) -> Attempt:
+    """What was found, or what runs less again in the same layouts (`fewest_reruns.py`). Raises what was found."""
+    base = found if isinstance(found, Attempt) else free
+    search = FewestReruns.of(query, built, lifetimes, base.candidate.plan, base.candidate.solution.assignment)
+    costs_most = base.candidate.plan.objective_seconds * (1 - LIMITS.least_relief_of_reruns)
+    if search is not None and (base is free or free.candidate.plan.objective_seconds < costs_most):
+        search.learn(base.candidate.plan, base.measured)
+        for _ in range(LIMITS.reruns_rounds):
+            answer = search.solve(free.candidate.solution.lower_bound)
+            if answer is None:
+                break
+            attempt = read_plan(query, base.candidate.mesh, *answer)
+            if attempt.excess <= 0:
+                is_shorter = base is free or _step_seconds(attempt) < _step_seconds(base)
+                return attempt if is_shorter else base
+            search.learn(attempt.candidate.plan, attempt.measured)
+    if isinstance(found, DoesNotFit):
+        raise found
+    return found
+
+
+def _step_seconds(attempt: Attempt) -> float:
+    return attempt.candidate.plan.predicted.step_seconds
 
 
 def _within_memory(query: Query, attempt: Attempt, search: WithinMemory) -> Attempt:

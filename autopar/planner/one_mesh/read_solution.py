@@ -121,7 +121,7 @@ def recomputation_statistics(built: Built, assignment: Assignment, lifetimes: Li
         parts.append(f"{len(partly)} of {len(blocks)} blocks selectively ({_listed(again, partly)})")
     if outside := [segment for segment in again if segment not in blocks]:
         parts.append(f"outside of blocks {_listed(again, outside)}")
-    if again and spans.starts:
+    if again and max(spans.lengths) > 1:
         parts.append(f"in {len(spans.starts)} spans of up to {max(spans.lengths)} segments")
     return {"recomputed": ", ".join(parts)} if parts else {}
 

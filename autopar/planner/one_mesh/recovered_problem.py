@@ -21,7 +21,7 @@ from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.nested_spans import given_up_by
 from autopar.planner.memory.recomputation import FORM_OF, FORM_STATES, ON_HOST, RECOMPUTED, expand
 from autopar.planner.memory.spans import spans_in
-from autopar.planner.memory.time_segments import module_segments
+from autopar.planner.memory.time_segments import module_segments, span_of
 from autopar.planner.one_mesh.mesh_plan import price
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.read_solution import describe
@@ -83,9 +83,12 @@ def recover(query: Query, plan: Plan) -> Recovered:
     built = plain
     if plan.recomputed:
         spans = spans_in(lifetimes, plan.recomputed)
-        if len(spans) < len(lifetimes.segments.names):
+        last = span_of(spans, lifetimes.segments.last)
+        again = {node for node in lifetimes.segment if str(node.meta["operator"]) in plan.recomputed}
+        in_last = any(span_of(spans, lifetimes.segment[node]) == last for node in again)
+        if in_last or len(spans) < len(lifetimes.segments.names):
             moments = {name: plan.operators[name].recompute_at for name in plan.recomputed}
-            lifetimes = lifetimes.joined(spans, given_up_by(lifetimes, moments))
+            lifetimes = lifetimes.joined(spans, given_up_by(lifetimes, moments), repeats_last=in_last)
     if plan.recomputed or plan.waits_on_host or plan.saved_smaller:
         built = expanded(query, plain, lifetimes)
     if plan.saved_smaller:

@@ -32,16 +32,13 @@ from autopar.planner.problem.build import Built
 from autopar.planner.problem.prices import Floats
 from autopar.planner.solver import (
     FORBIDDEN,
-    Certificate,
     MemoryRow,
     Problem,
-    Solution,
-    Status,
     evaluate,
     is_forbidden,
+    solution_of,
     solve,
 )
-from autopar.planner.solver.solution import relative_gap
 
 Flags = NDArray[np.bool_]
 Forbidden: TypeAlias = Callable[[Built], dict[int, Flags]]
@@ -227,19 +224,3 @@ def _nearest(problem: Problem, labels: Rows) -> Rows:
                 costs = costs + edge.costs[found[edge.source]]
         found[node] = int(np.argmin(costs))
     return found
-
-
-def solution_of(problem: Problem, labels: Rows, lower_bound: float | None = None) -> Solution:
-    """Labels that nobody searched, as a solution: proven is what is given, or nothing."""
-    objective, _ = evaluate(problem, labels)
-    bound = 0.0 if lower_bound is None else lower_bound
-    certificate = Certificate(kind="none", proven_bound=bound, ceiling=np.inf, messages=np.zeros(0))
-    return Solution(
-        assignment=labels,
-        objective=objective,
-        lower_bound=bound,
-        gap=relative_gap(objective, bound),
-        status=Status.GAP,
-        certificate=certificate,
-        statistics={},
-    )

@@ -58,12 +58,17 @@ from autopar.planner.solver import (
     solve,
 )
 from autopar.plans.next_gib import next_gib_statistics
+from autopar.plans.plan_text import format_bytes
 from autopar.timing import phase
 
 MEMORY_GAP = 1e-3
 ORDERS = ((SAVED, DROPPED, RECOMPUTED), (RECOMPUTED, SAVED, DROPPED))
 """States that a start may take: as much as possible saved, as much as possible recomputed."""
+ON_HOST_ORDERS = ((ON_HOST, SAVED, DROPPED, RECOMPUTED), (RECOMPUTED, ON_HOST, SAVED, DROPPED))
+"""As much as possible on the host; as little as possible on the device: what cannot be made again is on the host."""
 SMALLEST_FORMS = tuple(sorted(FORM_STATES.values(), reverse=True))
+FORM_ORDERS = ((*SMALLEST_FORMS, SAVED, DROPPED, RECOMPUTED), (RECOMPUTED, *SMALLEST_FORMS, SAVED, DROPPED))
+"""As much as possible in as little room as there is; what cannot be made again is."""
 Labels = NDArray[np.int64]
 
 
@@ -86,7 +91,7 @@ class WithinMemory:
     began: float
     """CPU seconds of the process when the search began."""
     links: tuple[MemoryRow, ...] = ()
-    """What the links to the host can move, where copies are to hide."""
+    """What the links to the host can move, where copies are to hide, and what its memory can hold."""
     ahead: float = 0.0
     """Bytes that stay free for copies that are under way."""
 
@@ -111,7 +116,7 @@ class WithinMemory:
         if hidden_copies is not None:
             labels = host_labels(query, mesh, lifetimes, hidden=hidden_copies)
             built, links, ahead = labels.added(built, kernel_seconds(plain, starts[0]))
-            ahead = ahead if hidden_copies else 0.0
+            ahead = min(ahead, LIMITS.ahead_share * query.budget_bytes) if hidden_copies else 0.0
         models = {id(each): MemoryModel(each, mesh, query.state_bytes, lifetimes) for each in (plain, built)}
         beyond = np.zeros(lifetimes.end + 1)
         began = time.process_time()
@@ -180,7 +185,8 @@ class WithinMemory:
     def solve(self) -> Solution:
         """The optimum under the limit, as far as the moments are known. Raises DoesNotFit and SearchEnded."""
         model = self.models[id(self.built)]
-        starts = [with_states(self.plain, self.built, start, states) for start in self.starts for states in ORDERS]
+        orders = (*ORDERS, *self._other_orders)
+        starts = [with_states(self.plain, self.built, start, states) for start in self.starts for states in orders]
         plans = [model.over_time(labels) + self.beyond for labels in (*starts, *self.known)]
         positions, limit = model.fullest_positions(plans), self.query.budget_bytes - self.ahead
         for _ in range(LIMITS.moment_rounds):
@@ -210,8 +216,10 @@ class WithinMemory:
         if solution.statistics.get("forbidden") if fits else solution.status is not Status.INFEASIBLE:
             raise SearchEnded(self.mesh, seconds, query.budget_bytes)
         if solution.status is Status.INFEASIBLE or not fits:
-            needed, parts = _fullest(self.built, rows, solution.assignment)
-            raise DoesNotFit(self.mesh, needed, query.budget_bytes, parts)
+            moments = [row for row in rows if row not in self.links]
+            needed, parts = _fullest(self.built, moments, solution.assignment)
+            beside = _too_full(self.links, solution.assignment) if needed <= query.budget_bytes else ""
+            raise DoesNotFit(self.mesh, needed, query.budget_bytes, parts, beside)
         self.known.append(solution.assignment)
         self.prices = dict(zip(positions, solution.certificate.multipliers, strict=False))
         return certified(problem, solution)
@@ -224,19 +232,25 @@ class WithinMemory:
         for start in self.starts:
             _note(problem, with_states(self.plain, self.built, start, (SAVED, DROPPED, RECOMPUTED)), found)
             again = with_states(self.plain, self.built, start, (RECOMPUTED, SAVED, DROPPED))
-            if self._has_other_memory:
-                for first in ((ON_HOST, *SMALLEST_FORMS), SMALLEST_FORMS):
-                    states = (*first, SAVED, DROPPED, RECOMPUTED)
-                    _note(problem, with_states(self.plain, self.built, start, states), found)
-            if _note(problem, again, found) and self.built is not self.plain and not self.known:
+            fits = _note(problem, again, found)
+            for states in self._other_orders:
+                away = with_states(self.plain, self.built, start, states)
+                if _note(problem, away, found) and not fits:
+                    fits, again = True, away
+            if fits and self.built is not self.plain and not self.known:
                 _note(problem, self._states_of(problem, start, again, seconds), found)
         return min(found, key=lambda each: each[:2])[2] if found else None
 
     @property
-    def _has_other_memory(self) -> bool:
-        """Whether something may wait on the host, or in a form."""
+    def _has_host_labels(self) -> bool:
+        return bool(self.links)
+
+    @property
+    def _other_orders(self) -> Sequence[tuple[int, ...]]:
+        """Those with the host, and with forms, where there are some."""
         states = (variable.availability for variable in self.built.variables)
-        return any(each is not None and bool((each >= ON_HOST).any()) for each in states)
+        has_forms = any(each is not None and bool(np.isin(each, SMALLEST_FORMS).any()) for each in states)
+        return (*(ON_HOST_ORDERS if self._has_host_labels else ()), *(FORM_ORDERS if has_forms else ()))
 
     def _states_of(self, problem: Problem, start: Labels, again: Labels, seconds: float) -> Labels:
         """The best states beside the strategies of `start`: a small problem, which often answers the large one."""
@@ -341,6 +355,15 @@ def held(problem: Problem, sizes: Sequence[int], labels: Labels) -> tuple[list[L
 def _fits(problem: Problem, labels: Labels) -> bool:
     _, used = evaluate(problem, labels)
     return all(total <= row.budget_bytes * (1 + 1e-9) for total, row in zip(used, problem.memory_rows, strict=True))
+
+
+def _too_full(rows: Sequence[MemoryRow], labels: Labels) -> str:
+    """What the first row that is over its budget would hold, in words."""
+    for row in rows:
+        held = row.constant_bytes + sum(float(sizes[labels[index]]) for index, sizes in row.bytes.items())
+        if held > row.budget_bytes:
+            return f"{row.name} would take {format_bytes(held)} of {format_bytes(row.budget_bytes)} for each device"
+    return ""
 
 
 def _fullest(built: Built, rows: Sequence[MemoryRow], labels: Labels) -> tuple[float, dict[str, float]]:

@@ -7,7 +7,7 @@ way leads through `exact.py`, with them through `budgets.py`.
 
 from autopar.planner.solver.certificate import CertificateError, certified, check_certificate
 from autopar.planner.solver.labelling import FORBIDDEN, Edge, MemoryRow, Problem, Tie, evaluate, is_forbidden
-from autopar.planner.solver.solution import Certificate, Solution, Status
+from autopar.planner.solver.solution import Certificate, Solution, Status, solution_of
 from autopar.planner.solver.solving import solve
 
 __all__ = [
@@ -24,5 +24,6 @@ __all__ = [
     "check_certificate",
     "evaluate",
     "is_forbidden",
+    "solution_of",
     "solve",
 ]

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from autopar.planner.solver.labelling import Floats, Integers
+from autopar.planner.solver.labelling import Floats, Integers, Problem, evaluate
 
 Warmth = dict[tuple[int, int], tuple[Integers, Floats, Integers, Floats]]
 """Messages by edge: (u, v) -> labels of u, messages into u, labels of v, messages into v (`warm_messages`)."""
@@ -123,6 +123,22 @@ class Solution:
 def relative_gap(objective: float, lower_bound: float) -> float:
     """Return how far the bound may lie below the objective, relative to the objective, at least 0."""
     return max(objective - lower_bound, 0.0) / max(abs(objective), 1e-300)
+
+
+def solution_of(problem: Problem, labels: Integers, lower_bound: float | None = None) -> Solution:
+    """Labels that nobody searched, as a solution: proven is what is given, or nothing."""
+    objective, _ = evaluate(problem, labels)
+    bound = 0.0 if lower_bound is None else lower_bound
+    certificate = Certificate(kind="none", proven_bound=bound, ceiling=np.inf, messages=np.zeros(0))
+    return Solution(
+        assignment=labels,
+        objective=objective,
+        lower_bound=bound,
+        gap=relative_gap(objective, bound),
+        status=Status.GAP,
+        certificate=certificate,
+        statistics={},
+    )
 
 
 def _step_to_list(step: Step) -> list[Any]:

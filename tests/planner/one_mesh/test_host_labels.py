@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,6 +15,8 @@ import autopar
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.hosts import Host, HostLink
+from autopar.planner.one_mesh.host_labels import Way, noticed
+from autopar.planner.problem.prices import Floats
 from autopar.plans.parallel_plan import Plan
 from benchmarks.emulated_device.budget import OutOfMemory
 from benchmarks.emulated_device.device import EmulatedDevice
@@ -90,6 +93,25 @@ def test_only_what_may_wait_does() -> None:
     enough = STATES + 5 * SAVED
     assert on_host(planned(enough, offload="activations", recompute="none"))[0] == 0
     assert on_host(planned(STATES + 12 * SAVED, offload="parameters", recompute="none"))[1] == 0
+
+
+def test_the_memory_of_the_host_is_a_limit_too() -> None:
+    there = cluster()
+    assert there.host is not None
+    small = replace(there, host=replace(there.host, memory_bytes=SAVED))
+    model, x = chain()
+    with pytest.raises(InfeasibleError):
+        autopar.plan(model, (x,), cluster=small, optimizer=torch.optim.AdamW, memory_limit=f"{SMALL}B",
+                     micro_batches=1, offload="all")  # fmt: skip
+
+
+def test_beside_the_values_of_a_long_sequence_parameters_may_still_wait_there() -> None:
+    sizes = (1e6, 1e6, 1.0, 1e12, 1e12, 1e6)
+    moved: dict[int, dict[Way, Floats]] = {
+        index: {("forward", "from_host"): np.array([size])} for index, size in enumerate(sizes)
+    }
+    is_parameter = [index < 3 for index in moved]
+    assert set(noticed(moved, is_parameter)) == {0, 1, 3, 4}
 
 
 def test_over_a_slow_link_less_is_copied_and_more_made_again() -> None:
