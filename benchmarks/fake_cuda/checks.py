@@ -97,7 +97,7 @@ def _hosts(record: Record) -> Iterator[str]:
         place = record.place(call.turn)
         if call.waits:
             yield f"the host waits for {call.name} in {place}"
-        elif "cpu" in call.devices:
+        elif "cpu" in call.devices and call.launches:
             yield f"{call.name} in {place} reads or makes a tensor on the host"
 
 

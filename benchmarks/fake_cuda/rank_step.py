@@ -107,7 +107,8 @@ def _recorded(
     parameters = {
         value.name: nn.Parameter(_made(value), requires_grad=value.dtype.is_floating_point) for value in inputs
     }
-    trained = [parameters[o.name] for o in step.lowered.outputs if o.role == "gradient" and o.name in parameters]
+    here = {value.name for value in inputs if not value.on_host}  # the others' optimizer steps on the host
+    trained = [parameters[o.name] for o in step.lowered.outputs if o.role == "gradient" and o.name in here]
     updates = _first_update(optimizer, trained)
     if isinstance(step, PartsStep):  # routes are worked out at the first step
         for message in step.orders[True]:
@@ -123,7 +124,7 @@ def _recorded(
         results, gradients = _run(step, {name: parameter.detach() for name, parameter in parameters.items()})
         step_end = len(recorder.calls)
         for name, gradient in gradients.items():
-            if name in parameters:
+            if name in here:
                 parameters[name].grad = gradient.to(parameters[name].dtype)
         if updates is not None:
             updates.step()
@@ -185,7 +186,7 @@ def graphs_of(lowered: LoweredStep) -> list[fx.Graph]:
 
 
 def _made(value: Input) -> Tensor:
-    return torch.empty(tuple(value.shape), dtype=value.dtype, device=DEVICE)
+    return torch.empty(tuple(value.shape), dtype=value.dtype, device="cpu" if value.on_host else DEVICE)
 
 
 def _groups(plan: Plan) -> ProcessGroups:

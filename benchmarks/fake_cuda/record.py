@@ -7,7 +7,8 @@
 
 Operators of autopar run their implementation for CUDA, so that what they call is seen too; one with a Triton kernel
 (`runtime/kernels/registry.py`) is that kernel, whose results alone are memory. What a collective reads is kept until
-its wait, as NCCL's work objects keep it; fake collectives forget it at once.
+its wait, as NCCL's work objects keep it; fake collectives forget it at once. Copies to the host and back run on streams
+of their own, and nobody waits for them but the graph.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from autopar._compat import custom_implementation
 from autopar.graphs.collective_nodes import ALL_REDUCE, ALL_REDUCE_IN_PLACE, WAIT
+from autopar.graphs.copy_nodes import HOST_COPIES, WAIT_COPY
 from autopar.graphs.operator_names import base_name
 from autopar.graphs.working_bytes import WITH_BUFFERS
 from autopar.runtime.kernels.registry import KERNELS
@@ -108,7 +110,8 @@ class Recorder(TorchDispatchMode):
             if not any(call.launches for call in self.calls[before:]) and base_name(function) in WITH_BUFFERS:
                 self._called(function, _tensors((args, kwargs)), _tensors(result))
             return result
-        result = args[0] if function is WAIT else function(*args, **kwargs)  # a fake wait makes a second tensor
+        is_wait = function in (WAIT, WAIT_COPY)
+        result = args[0] if is_wait else function(*args, **kwargs)  # a fake wait makes a second tensor
         given, made = _tensors((args, kwargs)), _tensors(result)
         self._keep_in_flight(function, given, made)
         for tensor in made:
@@ -119,19 +122,22 @@ class Recorder(TorchDispatchMode):
     def _called(self, function: Any, given: Sequence[Tensor], made: Sequence[Tensor]) -> None:
         name = base_name(function)
         devices = {tensor.device.type for tensor in (*given, *made)}
-        is_kernel = not (function.is_view or name in _NO_KERNEL or function.namespace == "_c10d_functional")
+        is_copy = function in HOST_COPIES
+        is_kernel = not (is_copy or function.is_view or name in _NO_KERNEL or function.namespace == "_c10d_functional")
         self.calls.append(
             Call(
                 name=name,
                 turn=self._turn,
                 devices=tuple(sorted(devices)),
                 launches=is_kernel,
-                waits=name in _SYNCHRONISING or len(devices) > 1,
+                waits=name in _SYNCHRONISING or (len(devices) > 1 and not is_copy),
             )
         )
 
     def meet(self, tensor: Tensor) -> None:
-        """Watch the storage of a tensor, if it is not known."""
+        """Watch the storage of a tensor, if it is not known; memory of the host is no matter of the device."""
+        if tensor.device.type == "cpu":
+            return
         storage = tensor.untyped_storage()
         key = id(storage)  # torch keeps the Python object of a storage as long as the storage
         if key in self._known:
@@ -166,7 +172,7 @@ def _inside(function: Any, args: Any) -> Any:
     """The Python implementation of an operator of ours for CUDA; None where it is a kernel itself."""
     if function.namespace != "autopar":
         return None
-    if base_name(function) in _OPAQUE:
+    if base_name(function) in _OPAQUE or function in HOST_COPIES:
         return None
     if base_name(function) in WITH_BUFFERS:
         return WITH_BUFFERS[base_name(function)]

@@ -166,6 +166,23 @@ def test_a_copy_to_the_host_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("the host waits for _to_copy in layers.0" in fault for fault in _faults(_record("gpt", 1)))
 
 
+def test_what_waits_on_the_host_is_not_on_the_device() -> None:
+    program, free = planned("gpt", 1)
+    limit = f"{int(0.7 * free.predicted.peak_bytes)}B"
+    request = Request(
+        cluster=_cluster(1), optimizer=AdamW, with_baselines=False, memory_limit=limit, offload="all",
+        recompute="none", mode="fast", kernels=free.kernels, micro_batches=1,
+    )  # fmt: skip
+    plan = make_plan(program, request)
+    assert plan.saved_on_host
+    assert any(each.stored_on == "host" for each in plan.parameters.values())
+    record = run_rank(program, plan, AdamW)
+    assert _faults(record) == []
+    here = {name: replace(chosen, saved_on="device") for name, chosen in plan.operators.items()}
+    kept = run_rank(program, replace(plan, operators=here), AdamW)
+    assert any("hold" in fault for fault in _faults(replace(kept, lowered=record.lowered)))
+
+
 def test_a_second_buffer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     held = []
 
