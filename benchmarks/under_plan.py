@@ -37,3 +37,7 @@ class UnderPlan:
         """The program under the plan, whatever the arguments."""
         kind = ProcessGroups(self.plan.mesh, "cpu") if self.plan.pipeline is None else StageProcesses(self.plan, "cpu")
         return realize(self.program, self.plan, kind)
+
+    def again(self, step: Step, edited: Plan) -> Step:
+        """The program under an edit of the plan, in the same processes."""
+        return realize(self.program, edited, step.groups)

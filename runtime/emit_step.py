@@ -7,6 +7,7 @@ from autopar.passes.lowering.checks import check_ranks, collective_order
 from autopar.passes.lowering.observers import is_checked
 from autopar.passes.lowering.stage import LoweredStep
 from autopar.runtime.consensus import from_first_rank, gather_from_all
+from autopar.runtime.host_memory.host_budget import check_room
 from autopar.runtime.host_memory.stream_copies import stream_copies
 from autopar.runtime.pipeline.emit_parts import emit_parts
 from autopar.runtime.process_groups import ProcessGroups
@@ -18,8 +19,10 @@ from autopar.runtime.step.whole_step import emit_whole
 def emit_step(lowered: LoweredStep, groups: ProcessGroups) -> Step:
     """The function that this rank runs; all ranks call it alike. lowered: for this rank (`step_to_run`)."""
     lowered = as_memory_allows(lowered, groups)
-    if lowered.plan.waits_on_host and groups.device.type == "cuda":
-        stream_copies()
+    if lowered.plan.waits_on_host:
+        check_room(lowered.plan)
+        if groups.device.type == "cuda":
+            stream_copies()
     if from_first_rank(is_checked):
         lowered = resumed(lowered, lowered.plan)
         _check_order(lowered, groups)

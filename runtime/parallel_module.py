@@ -84,7 +84,6 @@ class StepMaker(Protocol):
         """Capture, plan, lower and emit for arguments of global shapes. pinned: the plan whose mesh and parameter
         layouts must be kept (None: choose), groups: its processes."""
 
-
     def again(self, step: Step, edited: Plan) -> Step:
         """The same step under a plan that is an edit of its own; graphs of other arguments are planned by it, too."""
 

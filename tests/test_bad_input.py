@@ -185,9 +185,10 @@ def test_a_limit_that_nothing_fits_says_what_is_short_and_what_would_fit() -> No
     assert re.search(r"no plan fits 80\.0 KiB per device on 4 devices: the smallest needs \d+\.\d KiB", message)
     assert "largest parts: parameters, gradients and optimizer state" in message
     assert "Recomputation and more micro-batches are part of the search and were not enough" in message
-    assert re.search(r"It fits with 8-bit .*\) \(\d+\.\d KiB, predicted step .*, or with 8 devices \(", message), (
-        message
-    )
+    assert re.search(r"or with 8-bit .*\) \(\d+\.\d KiB, predicted step .*, or with 8 devices \(", message), message
+    assert re.search(r"It fits with offload='parameters' \(.* KiB, .* of the .* on its host, predicted step", message)
+    plan = autopar.plan(Mlp(), inputs, cluster=H100, memory_limit="80KiB", offload="parameters")
+    assert plan.predicted.peak_bytes <= 80 * 1024
 
 
 def test_a_limit_that_no_change_meets_says_what_was_tried() -> None:

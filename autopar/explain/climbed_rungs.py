@@ -15,15 +15,8 @@ from autopar.cost_models.simulator import simulate
 from autopar.explain.held_memory import HeldMemory
 from autopar.explain.memory_ladder import MemoryLadder, Rung
 from autopar.explain.memory_pieces import BROUGHT, BROUGHT_PARAMETERS, SAVED
-from autopar.planner.memory.rungs import (
-    IN_SPANS,
-    KEPT,
-    ON_HOST,
-    RECOMPUTED,
-    STATES_ON_HOST,
-    bytes_by_rung,
-    in_order,
-)
+from autopar.planner.memory.rungs import bytes_by_rung, in_order
+from autopar.plans.rung_names import IN_SPANS, KEPT, ON_HOST, RECOMPUTED, STATES_ON_HOST
 from autopar.simulation.step_program import StepProgram
 
 RUNG_OF_KIND: Mapping[str, str] = {
@@ -79,4 +72,4 @@ def _seconds(step: StepProgram, rung: str, played: float) -> float:
 
 def _host_limit(held: HeldMemory) -> float | None:
     cluster = held.own[0].cluster
-    return None if cluster.host is None else cluster.host.memory_bytes / cluster.devices_per_node
+    return None if cluster.host is None else cluster.host.bytes_per_device(cluster.devices_per_node)

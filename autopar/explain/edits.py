@@ -30,6 +30,7 @@ from autopar.planner.problem.constraint_targets import meshes_with_axes
 from autopar.planner.solver import solution_of, solve
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_bytes
+from autopar.plans.rung_names import host_bytes
 from autopar.request.constraints import parse_constraints
 
 BOUND_SECONDS = 10.0
@@ -64,6 +65,11 @@ def _read(query: Query, plan: Plan, built: Built, labels: Rows, bound: float, no
     solution = solution_of(built.problem, labels, bound)
     attempt = read_plan(query, plan.mesh, built, solution, Lifetimes(query.program, module_segments))
     found = attempt.candidate.plan
+    if found.predicted.peak_bytes <= query.budget_bytes and attempt.excess > 0:
+        raise InfeasibleError(
+            f"the edited plan has {format_bytes(host_bytes(found.predicted))} of each device on the host, "
+            f"{format_bytes(attempt.excess)} more than there is room for"
+        )
     if attempt.excess > 0:
         raise InfeasibleError(
             f"the edited plan needs {format_bytes(found.predicted.peak_bytes)} per device, the limit is "

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from autopar.cost_models.simulator import COMPUTE_STREAM, Timeline
 from autopar.explain.held_memory import HeldMemory, Moment
 from autopar.explain.memory_pieces import sums
-from autopar.planner.memory.rungs import ON_HOST, STATES_ON_HOST
+from autopar.plans.rung_names import ON_HOST, STATES_ON_HOST
 from autopar.schedules.actions import Kind, PipeAction
 from autopar.simulation.step_program import StepProgram
 

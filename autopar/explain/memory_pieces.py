@@ -17,8 +17,9 @@ from torch import fx
 from autopar.graphs.copy_nodes import copy_direction
 from autopar.graphs.forward_backward import Partition
 from autopar.graphs.live_ranges import LiveRange
-from autopar.planner.memory.rungs import KEPT, ON_HOST, Rungs
+from autopar.planner.memory.rungs import Rungs
 from autopar.plans.plan_text import without_numbers
+from autopar.plans.rung_names import KEPT, ON_HOST
 from autopar.program import Program, returned_values
 
 PARAMETERS, OPTIMIZER, GRADIENTS = "parameters", "optimizer state", "gradients"

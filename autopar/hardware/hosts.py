@@ -17,6 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+USABLE_SHARE = 0.9
+"""Part of a host's memory for what waits there; the system, loaders and Python have the rest."""
 HARDWARE_DIRECTORY = Path(__file__).parent.parent / "cost_models" / "hardware"
 
 
@@ -62,6 +64,10 @@ class Host:
     """The devices are processes of this host, and their memory is this memory: a copy to the host frees nothing."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """Where its own numbers come from, by field name."""
+
+    def bytes_per_device(self, devices: int) -> float:
+        """What each of the `devices` of a node may have there."""
+        return USABLE_SHARE * self.memory_bytes / devices
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from autopar.planner.memory.reruns import Step, fewest_reruns, runs_of
+from autopar.planner.memory.rerun_program import fewest_reruns
+from autopar.planner.memory.reruns import Step, runs_of
 from benchmarks.recomputation.__main__ import autopar_schedule, bytes_beside, request
 from benchmarks.recomputation.frontier import frontier, random_step
 from benchmarks.recomputation.heuristics import dtr, square_root

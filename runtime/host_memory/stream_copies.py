@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from autopar.ops.host_copies import set_copies
+from autopar.runtime.host_memory.host_budget import host_budget_bytes
 from autopar.runtime.host_memory.pinned_pool import Buffer, CopyEvent, PinnedPool
 
 
@@ -115,8 +116,9 @@ def copy_over_streams(budget_bytes: int | None = None) -> StreamCopies:
 
 @functools.cache
 def stream_copies() -> StreamCopies:
-    """Copies of CUDA devices over streams, for all modules of this process."""
-    return copy_over_streams()
+    """Copies of CUDA devices over streams, for all modules of this process, to as much pinned memory as plans count
+    on."""
+    return copy_over_streams(host_budget_bytes())
 
 
 def _key(tensor: Tensor) -> int:

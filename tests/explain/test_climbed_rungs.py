@@ -10,8 +10,8 @@ from autopar.cost_models.simulator import simulate
 from autopar.explain.asked_step import asked_step
 from autopar.explain.memory_ladder import MemoryLadder
 from autopar.explain.memory_over_time import memory_over_time
-from autopar.planner.memory.rungs import IN_SPANS, KEPT, ON_HOST, STATES_ON_HOST
 from autopar.plans.parallel_plan import Plan
+from autopar.plans.rung_names import IN_SPANS, KEPT, ON_HOST, STATES_ON_HOST
 from autopar.report.html.memory_picture import memory_pictures
 from autopar.simulation.played_plan import simulate_step
 from tests.planner.one_mesh.test_host_labels import SAVED, SMALL, STATES, planned

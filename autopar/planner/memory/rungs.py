@@ -26,15 +26,12 @@ from autopar.ops.saved_forms import rounded_by_index
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.lowered_bytes import BACKWARD
 from autopar.planner.memory.spans import spans_in
-from autopar.plans.plan_value import DEVICE, HOST, MASK, ROUNDED_BITS, OperatorPlan, PlanValue
+from autopar.plans.plan_value import DEVICE, HOST, OperatorPlan, PlanValue
+from autopar.plans.rung_names import IN_FORM, IN_SPANS, KEPT, ON_HOST, RECOMPUTED, STATES_ON_HOST
 from autopar.program import returned_values
 
-KEPT, RECOMPUTED, IN_SPANS, ON_HOST = "kept on the device", "recomputed", "recomputed in spans", "on the host"
-STATES_ON_HOST = "parameters on the host"
 WAITING: Mapping[str, str] = {DEVICE: KEPT, HOST: ON_HOST}
 """Where values wait that are saved, as a plan says it (`saved_on`) -> rung."""
-IN_FORM: Mapping[str, str] = {MASK: "as bits"} | {form: f"in {bits} bits" for form, bits in ROUNDED_BITS.items()}
-"""In which form values wait, as a plan says it (`saved_as`) -> rung."""
 MAKES_SMALL = frozenset({torch.ops.autopar.pack_bits.default, rounded_by_index})
 MAKES_LARGE = frozenset({torch.ops.autopar.unpack_bits.default, torch.ops.autopar.unround_groups.default})
 OWN = "that of its operator"

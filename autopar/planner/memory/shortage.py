@@ -20,6 +20,7 @@ from autopar.planner.problem.build import Built
 from autopar.planner.solver import MemoryRow
 from autopar.plans.plan_text import format_bytes, format_seconds
 from autopar.plans.plan_value import Prediction
+from autopar.plans.rung_names import host_bytes
 
 Labels = NDArray[np.int64]
 
@@ -33,6 +34,15 @@ class Suggestion:
 
     description: str
     predicted: Prediction
+    host_room: float = 0.0
+    """Bytes that a device may have on its host."""
+
+    def __str__(self) -> str:
+        figures = [format_bytes(self.predicted.peak_bytes)]
+        if there := host_bytes(self.predicted):
+            figures.append(f"{format_bytes(there)} of the {format_bytes(self.host_room)} that a device has on its host")
+        figures.append(f"predicted step {format_seconds(self.predicted.step_seconds)}")
+        return f"{self.description} ({', '.join(figures)})"
 
 
 class SearchEnded(InfeasibleError):
@@ -48,18 +58,30 @@ class SearchEnded(InfeasibleError):
 
 class DoesNotFit(InfeasibleError):
     """Nothing fits on one mesh. needed_bytes: the least that was found per device; parts: where they go; beside: what
-    else is short, where that fits."""
+    else is short, where that fits; by_way: way of recomputing or of using the host -> the least that it needs."""
 
     def __init__(
-        self, mesh: Mesh, needed_bytes: float, budget_bytes: float, parts: Mapping[str, float], beside: str = ""
+        self,
+        mesh: Mesh,
+        needed_bytes: float,
+        budget_bytes: float,
+        parts: Mapping[str, float],
+        beside: str = "",
+        by_way: Mapping[str, float] | None = None,
     ) -> None:
         listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
+        ways = ", ".join(f"{way} {format_bytes(size)}" for way, size in (by_way or {}).items())
         super().__init__(
             f"no plan fits {format_bytes(budget_bytes)} per device on {mesh.size} devices: the smallest needs "
             f"{format_bytes(needed_bytes)} on mesh {mesh.shape}; largest parts: {listed}"
-            f"{'; ' if beside else ''}{beside}"
+            f"{'; the least, ' * bool(ways)}{ways}{'; ' * bool(beside)}{beside}"
         )
-        self.mesh, self.needed_bytes = mesh, needed_bytes
+        self.mesh, self.needed_bytes, self.budget_bytes = mesh, needed_bytes, budget_bytes
+        self.parts, self.beside = parts, beside
+
+    def with_ways(self, by_way: Mapping[str, float]) -> DoesNotFit:
+        """The same with the least bytes by way."""
+        return DoesNotFit(self.mesh, self.needed_bytes, self.budget_bytes, self.parts, self.beside, by_way)
 
 
 def fullest_parts(built: Built, rows: Sequence[MemoryRow], labels: Labels) -> tuple[float, dict[str, float]]:
@@ -84,11 +106,7 @@ def with_suggestions(
     searched: str,
 ) -> InfeasibleError:
     """The same error with what would fit (memory, predicted step), what would not, and what the search had tried."""
-    fits = [
-        f"{suggestion.description} ({format_bytes(suggestion.predicted.peak_bytes)}, predicted step "
-        f"{format_seconds(suggestion.predicted.step_seconds)})"
-        for suggestion in suggestions
-    ]
+    fits = [str(suggestion) for suggestion in suggestions]
     text = f"It fits with {', or with '.join(fits)}. " if fits else ""
     alone = "" if fits else ", alone or two of them together"
     text += f"Not enough{alone}: {', '.join(short)}. " if short else ""

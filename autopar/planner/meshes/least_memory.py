@@ -11,11 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from autopar.graphs.operator_names import base_name
 from autopar.layouts.placement import Mesh
 from autopar.planner.memory.shortage import DoesNotFit
 from autopar.planner.one_mesh.query import Query
+from autopar.planner.problem.graph_operators import base_of, operators
 from autopar.planner.problem.leaf_layouts import StateBytes
+from autopar.planner.problem.prices import tensor_bytes
 from autopar.request.offload import PARAMETERS
+from autopar.rules.engine import tensor_operands
 
 PARTS = "parameters, gradients and optimizer state, were they split over all devices"
 
@@ -49,3 +53,14 @@ def why_nothing_fits(query: Query, meshes: Sequence[Mesh]) -> DoesNotFit | None:
 def _largest_parameter(query: Query) -> int:
     entries = [entry for entry in query.program.inputs if entry.role == "parameter"]
     return max((math.prod(entry.shape) * entry.dtype.itemsize for entry in entries), default=0)
+
+
+def least_product_bytes(query: Query) -> float:
+    """A bound on the bytes per device, wherever everything waits: a matrix product reads its operands and writes its
+    result there, and the fullest device has at least the mean of them."""
+    largest = 0
+    for node in operators(query.program):
+        if base_name(node.target) == "mm":
+            read = {base_of(operand)[0] for operand in tensor_operands(node)}
+            largest = max(largest, tensor_bytes(node) + sum(tensor_bytes(*value) for value in read))
+    return largest / query.cluster.num_devices

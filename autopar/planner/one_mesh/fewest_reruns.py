@@ -10,11 +10,13 @@ it needs are joined, so that explanations and edits read it as any other plan; i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from torch import fx
 
+from autopar.later import later
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.lowered_bytes import transient_bytes
 from autopar.planner.memory.nested_spans import given_up_by
@@ -27,7 +29,7 @@ from autopar.planner.memory.recomputation import (
     repeatable,
     with_states,
 )
-from autopar.planner.memory.reruns import Reruns, Step, fewest_reruns, held_over_time, runs_of
+from autopar.planner.memory.reruns import Reruns, Step, held_over_time, runs_of
 from autopar.planner.memory.spans import spans_in
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.warm_start import Rows
@@ -41,6 +43,8 @@ from autopar.planner.problem.prices import Floats
 from autopar.planner.solver import Solution, evaluate, is_forbidden, solution_of
 from autopar.plans.parallel_plan import Plan
 from autopar.rules.engine import tensor_operands
+
+fewest_reruns: Callable[..., Reruns | None] = later("autopar.planner.memory.rerun_program", "fewest_reruns")
 
 
 @dataclass(slots=True)
@@ -58,8 +62,10 @@ class FewestReruns:
 
     @staticmethod
     def of(query: Query, plain: Built, lifetimes: Lifetimes, plan: Plan, labels: Rows) -> FewestReruns | None:
-        """None where there are too many operators, or something else was asked of recomputation. labels: of the plain
-        problem, or of one that `expand` made of it."""
+        """None where the mode does not ask, there are too many operators, or something else was asked of recomputation.
+        labels: of the plain problem, or of one that `expand` made of it."""
+        if not query.search.reruns_time:
+            return None
         forward = sum(node.meta["phase"] != "backward" for node in lifetimes.in_order)
         too_many = forward > LIMITS.most_operators_of_reruns or forward == len(lifetimes.in_order)
         if too_many or query.may_wait_on_host or query.recompute in ("none", "full") or query.constraints.recompute:
@@ -80,11 +86,12 @@ class FewestReruns:
         self.beyond = transient_bytes(measured[:-1], held)
 
     def solve(self, lower_bound: float) -> tuple[Built, Solution, Lifetimes] | None:
-        """The problem in which the answer is one assignment; None where none was found. lower_bound: what no plan of
-        the mesh is under."""
-        room = self.query.budget_bytes - self.beyond
-        found = fewest_reruns(self.step, room, LIMITS.reruns_time, self.hint)
-        return None if found is None else self._read(found, lower_bound)
+        """The problem in which the answer is one assignment; None where none was found but what was learnt last.
+        lower_bound: what no plan of the mesh is under."""
+        search, room = self.query.search, self.query.budget_bytes - self.beyond
+        limit, seconds = search.reruns_time / search.memory_rounds, self.query.deadline.left()
+        found = fewest_reruns(self.step, room, limit, self.hint, seconds)
+        return None if found is None or found.anew == self.hint.anew else self._read(found, lower_bound)
 
     def _read(self, found: Reruns, lower_bound: float) -> tuple[Built, Solution, Lifetimes] | None:
         moments = {self.names[k]: [self.names[late] for late in lates] for k, lates in found.anew.items()}

@@ -199,7 +199,7 @@ class HostLabels:
                 index: _behind_zeros(self._held_there(variables[index], each), len(variables[index].costs))
                 for index, each in moved.items()
             },
-            budget_bytes=LIMITS.host_share * self._host.memory_bytes / self.cluster.devices_per_node,
+            budget_bytes=self._host.bytes_per_device(self.cluster.devices_per_node),
         )
 
     def _held_there(self, variable: Variable, moved: Mapping[Way, Floats]) -> Floats:

@@ -73,6 +73,7 @@ from autopar.plans.parallel_plan import Plan
 from autopar.plans.parallelism import rows_travel
 from autopar.plans.plan_text import format_seconds
 from autopar.plans.plan_value import Prediction
+from autopar.plans.rung_names import host_bytes
 from autopar.timing import phase
 
 log = logging.getLogger(__name__)
@@ -93,7 +94,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A candidate, what its program holds at every moment, and by how much that exceeds the limit."""
+    """A candidate, what its program holds at every moment, and by how much that exceeds the limit, or what it has on
+    the host its part of that."""
 
     candidate: Candidate
     measured: Floats
@@ -171,12 +173,14 @@ def fit(
     starts = [free.assignment, *_given_labels(query, built, mesh), *more_starts]
     attempt = read_plan(query, mesh, built, free, lifetimes)
     if attempt.excess > 0 or _asks_for_recomputation(query):
-        found: Attempt | DoesNotFit
+        too_large = dict[str, float]()
+        searches = WithinMemory.each(query, mesh, built, lifetimes, starts, too_large)
+        answer: Attempt | DoesNotFit
         try:
-            found = _recomputed(query, attempt, WithinMemory.each(query, mesh, built, lifetimes, starts), most_labels)
+            answer = _recomputed(query, attempt, searches, most_labels, too_large)
         except DoesNotFit as failure:
-            found = failure
-        attempt = _fewest_reruns(query, built, lifetimes, attempt, found)
+            answer = failure
+        attempt = _fewest_reruns(query, built, lifetimes, attempt, answer)
     plan = attempt.candidate.plan
     log.info(
         f"mesh {dict(zip(mesh.axis_names, mesh.shape, strict=True))}: objective {plan.objective_seconds * 1e3:.2f} ms, "
@@ -186,9 +190,16 @@ def fit(
     return attempt.candidate
 
 
-def _recomputed(query: Query, attempt: Attempt, searches: Iterable[WithinMemory], most_labels: float) -> Attempt:
+def _recomputed(
+    query: Query,
+    attempt: Attempt,
+    searches: Iterable[WithinMemory],
+    most_labels: float,
+    too_large: dict[str, float],
+) -> Attempt:
     """What fits of the first search that finds something. A search that ends without a plan ends them all, but where
-    the host was asked for: the one with copies that hide leaves room for them, which others fill."""
+    the host was asked for: the one with copies that hide leaves room for them, which others fill. too_large: least
+    bytes of the ways that `searches` leaves out, and then of those that failed."""
     failure: DoesNotFit | None = None
     ended: SearchEnded | None = None
     for search in searches:
@@ -201,14 +212,16 @@ def _recomputed(query: Query, attempt: Attempt, searches: Iterable[WithinMemory]
         try:
             return _within_memory(query, attempt, search)
         except DoesNotFit as found:
+            too_large[search.way] = min(found.needed_bytes, too_large.get(search.way, math.inf))
             failure = found if failure is None or found.needed_bytes < failure.needed_bytes else failure
         except SearchEnded as found:
             ended = found
             if failure is None and not query.may_wait_on_host:
                 raise
-    why = ended or failure
-    assert why is not None, "segments by themselves are tried in any case"
-    raise why
+    if ended is not None:
+        raise ended
+    assert failure is not None, "segments by themselves are tried in any case"
+    raise failure.with_ways(too_large if len(too_large) > 1 else {})
 
 
 def _fewest_reruns(
@@ -220,7 +233,7 @@ def _fewest_reruns(
     costs_most = base.candidate.plan.objective_seconds * (1 - LIMITS.least_relief_of_reruns)
     if search is not None and (base is free or free.candidate.plan.objective_seconds < costs_most):
         search.learn(base.candidate.plan, base.measured)
-        for _ in range(LIMITS.reruns_rounds):
+        for _ in range(query.search.memory_rounds):
             answer = search.solve(free.candidate.solution.lower_bound)
             if answer is None:
                 break
@@ -338,8 +351,16 @@ def read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, lifeti
     return Attempt(
         candidate=Candidate(mesh=mesh, plan=plan, built=built, solution=solution),
         measured=measured,
-        excess=plan.predicted.peak_bytes - query.budget_bytes,
+        excess=max(plan.predicted.peak_bytes - query.budget_bytes, _too_much_on_host(query.cluster, plan.predicted)),
     )
+
+
+def _too_much_on_host(cluster: Cluster, predicted: Prediction) -> float:
+    """Bytes of a rank on its host beyond its part of that; below 0 where there is room."""
+    there = host_bytes(predicted)
+    if not there or cluster.host is None:
+        return -math.inf
+    return there - cluster.host.bytes_per_device(cluster.devices_per_node)
 
 
 def plan_of(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetimes: Lifetimes) -> Plan:

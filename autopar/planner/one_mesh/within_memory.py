@@ -62,6 +62,9 @@ from autopar.plans.plan_text import format_bytes
 from autopar.timing import phase
 
 MEMORY_GAP = 1e-3
+ALONE, SPANS, NESTED = "block by block", "in spans of blocks", "in nested spans"
+HIDDEN, STOPPING = "with copies to the host that hide", "with copies to the host"
+"""Ways to make room, in the words of an error."""
 ORDERS = ((SAVED, DROPPED, RECOMPUTED), (RECOMPUTED, SAVED, DROPPED))
 """States that a start may take: as much as possible saved, as much as possible recomputed."""
 ON_HOST_ORDERS = ((ON_HOST, SAVED, DROPPED, RECOMPUTED), (RECOMPUTED, ON_HOST, SAVED, DROPPED))
@@ -94,6 +97,8 @@ class WithinMemory:
     """What the links to the host can move, where copies are to hide, and what its memory can hold."""
     ahead: float = 0.0
     """Bytes that stay free for copies that are under way."""
+    way: str = ALONE
+    """How it makes room, in words."""
 
     @staticmethod
     def of(
@@ -103,6 +108,7 @@ class WithinMemory:
         lifetimes: Lifetimes,
         starts: Sequence[Labels],
         hidden_copies: bool | None = None,
+        way: str = ALONE,
     ) -> WithinMemory:
         """The problem with recomputation as far as the query allows it; with the memory of the host where
         `hidden_copies` says whether copies to it are to hide."""
@@ -120,21 +126,30 @@ class WithinMemory:
         models = {id(each): MemoryModel(each, mesh, query.state_bytes, lifetimes) for each in (plain, built)}
         beyond = np.zeros(lifetimes.end + 1)
         began = time.process_time()
-        return WithinMemory(query, mesh, plain, built, lifetimes, starts, models, beyond, [], {}, began, links, ahead)
+        known, prices = list[Labels](), dict[int, float]()
+        return WithinMemory(
+            query, mesh, plain, built, lifetimes, starts, models, beyond, known, prices, began, links, ahead, way
+        )
 
     @staticmethod
     def each(
-        query: Query, mesh: Mesh, plain: Built, lifetimes: Lifetimes, starts: Sequence[Labels]
+        query: Query,
+        mesh: Mesh,
+        plain: Built,
+        lifetimes: Lifetimes,
+        starts: Sequence[Labels],
+        too_large: dict[str, float],
     ) -> Iterator[WithinMemory]:
         """The problems to try in turn, until one has an answer: every segment made again by itself, then spans of
         segments (`spans.py`), then these nested (`nested_spans.py`), where they hold less. "full" begins with the cut
         that holds least; where the host was asked for, it comes first with copies that hide, and last with others. What
-        else is held, the one before tells the nested ones: each is asked for behind the other.
+        else is held, the one before tells the nested ones: each is asked for behind the other. too_large: takes the
+        ways that are left out, with the least that they need.
         """
         of = partial(WithinMemory.of, query, mesh, plain, starts=starts)
         on_host = bool(query.may_wait_on_host)
         if on_host:
-            yield of(lifetimes, hidden_copies=True)
+            yield of(lifetimes, hidden_copies=True, way=HIDDEN)
         by_operator = recompute_of(query.program, query.constraints)
         may_repeat = repeatable(plain, query.recompute, by_operator)
         spans = SpanBytes.of(lifetimes, partial(local_bytes, plain, mesh, starts[0]), may_repeat)
@@ -143,17 +158,20 @@ class WithinMemory:
         if not is_smaller or query.recompute != "full":
             yield (search := of(lifetimes))
         if is_smaller:
-            yield (search := of(lifetimes.joined(cut)))
+            yield (search := of(lifetimes.joined(cut), way=SPANS))
         room = query.budget_bytes - search.least_bytes + spans.peak(cut if is_smaller else alone)
         seconds = _seconds_of_segments(plain, lifetimes, starts[0])
         for share in LIMITS.nested_rooms if query.recompute != "none" else ():
             nested = fastest_nested(spans, seconds, share * room)
             if nested is not None and nested.starts != alone:
-                search = of(lifetimes.joined(nested.starts, nested.given_up(lifetimes)))
-                if search.least_bytes <= query.budget_bytes:
+                search = of(lifetimes.joined(nested.starts, nested.given_up(lifetimes)), way=NESTED)
+                least = search.least_bytes
+                if least <= query.budget_bytes:
                     yield search
+                else:
+                    too_large[NESTED] = min(least, too_large.get(NESTED, least))
         if on_host:
-            yield of(lifetimes, hidden_copies=False)
+            yield of(lifetimes, hidden_copies=False, way=STOPPING)
 
     @property
     def least_bytes(self) -> float:

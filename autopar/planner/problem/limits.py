@@ -61,19 +61,14 @@ class Limits:
     ahead_share: float = 0.15
     """Part of the memory limit, at most, that stays free for copies under way: two of the largest value that could wait
     on the host would take most of it where that is the logits of a long sequence, which need not be what waits."""
-    host_share: float = 0.9
-    """Part of the memory of a host that may be asked for: the system, loaders and Python have the rest."""
     nested_rooms: tuple[float, ...] = (1.0, 0.93, 0.85, 0.7)
     """Parts of the room for what is saved and made again, in which nested spans are cut: what is passed through needs
     some. The first ones with which the rows hold are solved."""
-    most_operators_of_reruns: int = 160
-    """Up to so many operators of forward a step is small enough to ask for the fewest reruns of all."""
-    reruns_time: float = 2.0
-    """Of one such question, in units of CP-SAT's deterministic time: about seconds."""
+    most_operators_of_reruns: int = 64
+    """Up to so many operators of forward a step is small enough to ask for the fewest reruns of all: a chain of 61
+    takes 2 CPU s a question, one of 101 takes 6, and either found nothing better than spans."""
     least_relief_of_reruns: float = 1e-3
     """Part of the objective that what runs again must cost, for it to be asked whether less would do."""
-    reruns_rounds: int = 3
-    """How often it is asked, with what the program of the answer before held beside its values."""
     close_answer: float = 1.5
     """Another answer up to so much above the optimum without a memory limit is probably faster than what fits."""
     time_share_if_close: float = 0.25

@@ -28,6 +28,9 @@ class Search:
     """Of all solves under a memory limit on one mesh together, which return the best plan that fits."""
     memory_rounds: int
     """How often the budget is tightened by the transient bytes that the lowered program shows."""
+    reruns_time: float
+    """Of all questions for the fewest reruns on one mesh together, in units of CP-SAT's deterministic time (about five
+    CPU seconds each), so that what is found does not depend on the machine; 0: not asked."""
     meshes_seconds: float
     """After which no other mesh is opened."""
     table_entries: float
@@ -51,7 +54,12 @@ class Search:
 
     def in_part(self, share: float) -> Search:
         """The same with a part of the time for solves."""
-        return replace(self, exact_seconds=share * self.exact_seconds, memory_seconds=share * self.memory_seconds)
+        return replace(
+            self,
+            exact_seconds=share * self.exact_seconds,
+            memory_seconds=share * self.memory_seconds,
+            reruns_time=share * self.reruns_time,
+        )
 
 
 SEARCH: dict[Mode, Search] = {
@@ -59,6 +67,7 @@ SEARCH: dict[Mode, Search] = {
         exact_seconds=1.0,
         memory_seconds=1.0,
         memory_rounds=3,
+        reruns_time=0.0,
         meshes_seconds=10.0,
         table_entries=0.0,
         refined_labels=0.0,
@@ -69,6 +78,7 @@ SEARCH: dict[Mode, Search] = {
         exact_seconds=15.0,
         memory_seconds=60.0,
         memory_rounds=3,
+        reruns_time=2.0,
         meshes_seconds=60.0,
         table_entries=1.3e7,
         refined_labels=1e6,
@@ -79,6 +89,7 @@ SEARCH: dict[Mode, Search] = {
         exact_seconds=600.0,
         memory_seconds=300.0,
         memory_rounds=6,
+        reruns_time=20.0,
         meshes_seconds=3600.0,
         table_entries=1e9,
         refined_labels=math.inf,

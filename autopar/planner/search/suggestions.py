@@ -4,8 +4,10 @@ Single changes first; pairs only where no single one fits. Within one kind (more
 
     It fits with 8-bit optimizer state (AdamW8bit) (61.2 GiB, predicted step 1.32 s), or with 16 devices (48.9 GiB, ...)
 
-`least_state_bytes` skips what cannot fit before anything is solved: parameters, gradients and optimizer state, divided
-by all devices, are there at the end of every backward pass.
+`why_nothing_fits` skips what cannot fit before anything is solved: parameters, gradients and optimizer state, divided
+by all devices, are there at the end of every backward pass; where they may wait on the host, the largest parameter is
+read, and any matrix product reads and writes (`least_product_bytes`). What may wait on the host is a change like
+others, named only where it was planned, with what moves there; it is no part of pairs.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from autopar.planner.batch.batch_flow import NotSeparable
 from autopar.planner.batch.micro_batch_program import Recapture
 from autopar.planner.memory.shortage import DoesNotFit, Suggestion, with_more_devices, with_suggestions
 from autopar.planner.meshes.choose_micro_batches import in_parts_of, micro_batch_queries
-from autopar.planner.meshes.least_memory import least_state_bytes
+from autopar.planner.meshes.least_memory import least_product_bytes, why_nothing_fits
 from autopar.planner.one_mesh.mesh_plan import plan_on_mesh
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.problem.leaf_layouts import StateBytes
@@ -32,6 +34,7 @@ from autopar.planner.problem.search_limits import SEARCH
 from autopar.planner.solver.deadline import Deadline
 from autopar.plans.plan_value import Prediction
 from autopar.program import MicroProgram
+from autopar.request.offload import OFFLOADS, Offload, may_wait, why_not
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +59,12 @@ def suggested(query: Query, failure: DoesNotFit) -> InfeasibleError:
     if query.constraints.pinned or not query.search.tries_suggestions or query.deadline.left() <= 0.0:
         return failure  # pinned parameters keep their layouts on this very mesh; there is nothing to change
     parts_are_fixed = query.micro_batches is not None and query.recapture is not None
-    kinds = _kinds(query, failure.mesh, query.recapture if parts_are_fixed else None)
-    log.info(f"nothing fits; trying {sum(map(len, kinds))} changes")
+    kinds, offloads = _kinds(query, failure.mesh, query.recapture if parts_are_fixed else None), _offloads(query)
+    log.info(f"nothing fits; trying {sum(map(len, kinds)) + len(offloads)} changes")
     until = Deadline.after(min(LIMITS.suggestion_seconds, query.deadline.left()), query.deadline.stop)
     quick = replace(query, search=replace(SEARCH["fast"], tries_suggestions=False), deadline=until, warm_start=None)
     tried = _Tried(quick, failure.mesh)
-    fits = tried.first_of_each([(kind,) for kind in kinds])
+    fits = tried.first_of_each([(kind,) for kind in (offloads, *kinds)])
     if not fits:
         fits = tried.first_of_each(list(itertools.combinations(kinds, 2)))
     searched = _searched(query, tries_parts=query.recapture is not None and not parts_are_fixed)
@@ -99,10 +102,12 @@ class _Tried:
         if prediction is None:
             self.short.append(description) if len(changes) == 1 else None
             return None
-        return Suggestion(description=description, predicted=prediction)
+        host = query.cluster.host
+        room = 0.0 if host is None else host.bytes_per_device(query.cluster.devices_per_node)
+        return Suggestion(description=description, predicted=prediction, host_room=room)
 
     def _plan(self, query: Query, mesh: Mesh) -> Prediction | None:
-        if least_state_bytes(query.state_bytes, query) > query.budget_bytes:
+        if why_nothing_fits(query, [mesh]) is not None or least_product_bytes(query) > query.budget_bytes:
             return None
         try:
             return plan_on_mesh(query, mesh).plan.predicted
@@ -125,6 +130,18 @@ def _kinds(query: Query, mesh: Mesh, recapture: Recapture | None) -> list[Kind]:
         ]
     )
     return [kind for kind in kinds if kind]
+
+
+def _offloads(query: Query) -> Kind:
+    """What may wait on the host beside what does, the least first; nothing where there is none for it."""
+    if why_not(query.cluster):
+        return []
+    asked = (offload for offload in OFFLOADS if may_wait(offload) > query.may_wait_on_host)
+    return [Change(description=f"offload={offload!r}", apply=partial(_with_offload, offload)) for offload in asked]
+
+
+def _with_offload(offload: Offload, query: Query, mesh: Mesh) -> tuple[Query, Mesh]:
+    return replace(query, offload=offload), mesh
 
 
 def _more_parts(query: Query, recapture: Recapture) -> Kind:

@@ -4,7 +4,8 @@ that says so holds what was counted."""
 import numpy as np
 import pytest
 
-from autopar.planner.memory.reruns import Reruns, Step, fewest_reruns, held_over_time, runs_of
+from autopar.planner.memory.rerun_program import fewest_reruns
+from autopar.planner.memory.reruns import Reruns, Step, held_over_time, runs_of
 from benchmarks.recomputation.frontier import frontier, random_step
 from benchmarks.recomputation.heuristics import dtr
 from benchmarks.recomputation.random_steps import excesses, excesses_of_net, planned

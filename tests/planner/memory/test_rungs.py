@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from autopar.planner.memory.rungs import IN_SPANS, KEPT, ON_HOST, RECOMPUTED, STATES_ON_HOST, Rungs, in_order, rung_of
+from autopar.planner.memory.rungs import Rungs, in_order, rung_of
 from autopar.plans.plan_value import OperatorPlan
+from autopar.plans.rung_names import IN_SPANS, KEPT, ON_HOST, RECOMPUTED, STATES_ON_HOST
 from tests.planner.one_mesh.test_host_labels import DEPTH, SAVED, SMALL, STATES, planned
 
 PLAIN = OperatorPlan(axes=(), inputs=(), outputs=())

@@ -14,10 +14,11 @@ from torch import nn
 import autopar
 from autopar.errors import ConfigurationError, InfeasibleError
 from autopar.hardware.cluster import Cluster
-from autopar.hardware.hosts import Host, HostLink
+from autopar.hardware.hosts import USABLE_SHARE, Host, HostLink
 from autopar.planner.one_mesh.host_labels import Way, noticed
 from autopar.planner.problem.prices import Floats
 from autopar.plans.parallel_plan import Plan
+from autopar.plans.rung_names import host_bytes
 from benchmarks.emulated_device.budget import OutOfMemory
 from benchmarks.emulated_device.device import EmulatedDevice
 
@@ -82,7 +83,7 @@ def test_what_fits_nowhere_else_waits_on_the_host() -> None:
     assert plan.predicted.peak_bytes <= SMALL
     assert saved + len(plan.recomputed) > 0
     with pytest.raises(InfeasibleError):
-        planned(SMALL)
+        planned(SMALL, mode="fast")
 
 
 def test_nothing_waits_there_where_memory_suffices() -> None:
@@ -170,3 +171,40 @@ def test_stages_are_not_planned_with_it_in_silence() -> None:
     model, x = chain()
     with pytest.raises(ConfigurationError, match="leave out pp= or offload="):
         autopar.plan(model, (x,), cluster="8 H100-SXM", dims={"pp": 2, "dp_shard": 4}, offload="all")
+
+
+class Blocks(nn.Module):
+    """forward(x (512, 64)) -> mean of squares; a block can be made again by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.Tanh(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(6)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
+def roomy(room: int, model: nn.Module, limit: int, **options: Any) -> Plan:
+    """Planned beside a host whose only device may have `room` bytes there, over a link that is fast."""
+    x = chain()[1]
+    whole = cluster(1e11)
+    assert whole.host is not None
+    small = replace(whole, host=replace(whole.host, memory_bytes=round(room / USABLE_SHARE)))
+    return autopar.plan(
+        model, (x,), cluster=small, optimizer=torch.optim.AdamW, memory_limit=f"{limit}B", micro_batches=1, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_no_more_waits_on_the_host_than_there_is_room_for() -> None:
+    limit = 50 * SAVED
+    free = roomy(1 << 34, Blocks().double(), limit, offload="activations")
+    room = round(0.5 * host_bytes(free.predicted))
+    plan = roomy(room, Blocks().double(), limit, offload="activations")
+    assert host_bytes(plan.predicted) <= room
+    assert plan.predicted.peak_bytes <= limit
+    assert len(plan.recomputed) > len(free.recomputed)
