@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import fx, nn
@@ -15,7 +16,7 @@ from autopar.ops.saved_forms import packed_bytes, rounded_by_index, rounded_byte
 from autopar.passes.lowering.chain import lowered_step, split
 from autopar.passes.lowering.checks import check_stage
 from autopar.plans.parallel_plan import Plan
-from autopar.program import returned_values
+from autopar.program import Program, returned_values
 
 ours = torch.ops.autopar
 ROWS, WIDTH = 16, 64
@@ -33,15 +34,20 @@ class Model(nn.Module):
         return self.norm(self.down(torch.relu(self.up(x)))).square().mean()
 
 
+@cache
+def planned() -> tuple[Program, Plan]:
+    model, x = Model(), torch.randn(ROWS, WIDTH)
+    return capture(model, (x,), {}), autopar.plan(model, (x,), cluster="1 cpu", mode="fast")
+
+
 def lowered(forms: Mapping[str, str], **changes: object) -> Partition:
     """With these forms, checked."""
-    model, x = Model(), torch.randn(ROWS, WIDTH)
-    plan: Plan = autopar.plan(model, (x,), cluster="1 cpu")
+    program, plan = planned()
     operators = {
         name: replace(one, saved_as=forms[name], **changes) if name in forms else one
         for name, one in plan.operators.items()
     }
-    step = lowered_step(capture(model, (x,), {}), replace(plan, operators=operators), 0, until=split)
+    step = lowered_step(program, replace(plan, operators=operators), 0, until=split)
     check_stage(step.only, "split")
     return step.only.partition
 
