@@ -110,7 +110,7 @@ class Request:
         is_free = self.mesh is None and self.dims is None
         has_stages = not is_free and pipeline_request(self.cluster, self.mesh, self.dims, self.schedule) is not None
         check_offload(self.offload, self.cluster, has_stages)
-        check_lossy(self.lossy, self.deterministic)
+        check_lossy(self.lossy, self.deterministic, has_stages)
         if not is_free and not has_stages:
             check_axes(self.cluster, self.mesh, without_stages(self.dims))
 

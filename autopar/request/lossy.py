@@ -20,15 +20,19 @@ Lossy: TypeAlias = Literal["none", "8bit", "4bit", "2bit"]
 LOSSY: tuple[Lossy, ...] = get_args(Lossy)
 
 
-def check_lossy(asked: str | None, deterministic: Deterministic) -> None:
-    """Raise ConfigurationError for what there is not, and beside equal bits on any number of devices, since what
-    memory asks to be rounded depends on it."""
+def check_lossy(asked: str | None, deterministic: Deterministic, has_stages: bool) -> None:
+    """Raise ConfigurationError for what there is not, beside equal bits on any number of devices, since what memory
+    asks to be rounded depends on it, and beside stages, which are planned without."""
     if asked is None:
         return
     if asked not in LOSSY:
         raise ConfigurationError(f"lossy={asked!r}: write one of {', '.join(LOSSY)}{did_you_mean(asked, LOSSY)}")
-    if asked != "none" and num_shards(deterministic):
+    if asked == "none":
+        return
+    if num_shards(deterministic):
         raise ConfigurationError(
             f"lossy={asked!r}: what is rounded depends on the memory of a device, and deterministic={deterministic} "
             "asks for equal bits on any number of them; leave one of them out"
         )
+    if has_stages:
+        raise ConfigurationError(f"lossy={asked!r}: stages save values as they are; leave out pp= or lossy=")

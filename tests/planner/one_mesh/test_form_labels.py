@@ -134,6 +134,8 @@ def test_bits_are_checked_when_asked_for() -> None:
         planned(1.0, lossy="8bits")
     with pytest.raises(ConfigurationError, match="equal bits"):
         autopar.plan(*blocks(), cluster="1 cpu", lossy="8bit", deterministic=4)
+    with pytest.raises(ConfigurationError, match="stages save values as they are"):
+        autopar.plan(*blocks(), cluster="2 cpu", lossy="8bit", dims={"pp": 2})
 
 
 @pytest.mark.parametrize("form", ["8bit", "4bit"])
@@ -157,3 +159,5 @@ def test_gradients_keep_their_mean_and_vary_as_was_said(form: str) -> None:
     off = (draws.mean(0) - truth) / (deviation / len(draws) ** 0.5 + 1e-12)
     assert off.square().mean() == pytest.approx(1.0, abs=0.25)
     assert added_variance(8) < added_variance(4) < 0.03
+    with pytest.raises(ConfigurationError, match="right in the mean"):
+        autopar.verify(module, (x,))
