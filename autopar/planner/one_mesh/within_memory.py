@@ -99,6 +99,8 @@ class WithinMemory:
     """Bytes that stay free for copies that are under way."""
     way: str = ALONE
     """How it makes room, in words."""
+    has_forms: bool = False
+    """Whether something may be saved in less room."""
 
     @staticmethod
     def of(
@@ -128,8 +130,9 @@ class WithinMemory:
         began = time.process_time()
         known, prices = list[Labels](), dict[int, float]()
         return WithinMemory(
-            query, mesh, plain, built, lifetimes, starts, models, beyond, known, prices, began, links, ahead, way
-        )
+            query, mesh, plain, built, lifetimes, starts, models, beyond, known, prices, began, links, ahead, way,
+            bool(smaller),
+        )  # fmt: skip
 
     @staticmethod
     def each(
@@ -266,9 +269,7 @@ class WithinMemory:
     @property
     def _other_orders(self) -> Sequence[tuple[int, ...]]:
         """Those with the host, and with forms, where there are some."""
-        states = (variable.availability for variable in self.built.variables)
-        has_forms = any(each is not None and bool(np.isin(each, SMALLEST_FORMS).any()) for each in states)
-        return (*(ON_HOST_ORDERS if self._has_host_labels else ()), *(FORM_ORDERS if has_forms else ()))
+        return (*(ON_HOST_ORDERS if self._has_host_labels else ()), *(FORM_ORDERS if self.has_forms else ()))
 
     def _states_of(self, problem: Problem, start: Labels, again: Labels, seconds: float) -> Labels:
         """The best states beside the strategies of `start`: a small problem, which often answers the large one."""
