@@ -27,11 +27,13 @@ from autopar.passes.lowering.kept_on_host import with_gradients_sent, with_host_
 from autopar.passes.lowering.lower import lower, remove_unused
 from autopar.passes.lowering.micro_batch_graphs import for_micro_batches
 from autopar.passes.lowering.observers import Observer
+from autopar.passes.lowering.saved_in_forms import with_saved_forms
 from autopar.passes.lowering.stage import LoweredStage, LoweredStep, StageContext
 from autopar.passes.lowering.step_halves import split_forward_backward
 from autopar.passes.overlap.copies_ahead import copies_ahead, moved_ahead
 from autopar.passes.overlap.in_symmetric_memory import both_in_symmetric_memory, multiply_in_symmetric_memory
 from autopar.passes.overlap.overlapped import overlapped, overlapped_graph
+from autopar.passes.random_operators import SEED
 from autopar.passes.runner import Pass, pass_name, run_pass
 from autopar.passes.stages.cut_stages import cut_stages, uncut
 from autopar.passes.stages.late_sums import cut_late_sums
@@ -81,6 +83,7 @@ def split(stage: LoweredStage, context: StageContext) -> LoweredStage:
     """One graph -> a forward and a backward graph, with what is saved between them as the plan says."""
     plan, program = context.plan, stage.program
     parts = split_forward_backward(program, plan.recomputed, plan.recomputed_at)
+    parts = with_saved_forms(parts, plan.saved_smaller, plan.mesh, plan.mesh.coordinate(context.rank), SEED)
     inputs = zip(program.placeholders, program.inputs, strict=True)
     on_host = {node.name for node, meaning in inputs if meaning.on_host}
     parts = with_host_copies(parts, on_host, plan.saved_on_host)

@@ -41,9 +41,10 @@ def with_host_copies(partition: Partition, inputs: Collection[str], saved_of: Co
             saved[index] = replace(value, is_input=False, on_host=True)
     partition.forward.graph.output_node().args = ((*returned[:first], *values),)
     if partition.backward is not None:
-        waiting = {value.name for value in saved if (value.name in inputs if value.is_input else value.on_host)}
-        for node in _placeholders(partition.backward, waiting):
-            _bring(node)
+        taken = [node for node in partition.backward.graph.nodes if node.op == "placeholder"]
+        for node, value in zip(taken, saved, strict=False):
+            if value.name in inputs if value.is_input else value.on_host:
+                _bring(node)
     for graph in partition.graphs:
         graph.recompile()
     return replace(partition, saved=tuple(saved))

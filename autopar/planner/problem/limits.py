@@ -52,6 +52,8 @@ class Limits:
     """
     least_on_host: float = 5e-4
     """Part of all parameters, or of all saved values, that could wait on the host that one must be, to be asked for."""
+    least_in_form: float = 5e-4
+    """Part of all that could be saved in less room that a value must be, to be asked for."""
     price_of_hidden_copies: float = 0.05
     """Part of the seconds of a copy that one hidden behind kernels costs: of two that hide the shorter is better."""
     hidden_copies_share: float = 0.9
