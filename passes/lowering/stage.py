@@ -39,8 +39,16 @@ class StageContext:
     micro: MicroProgram
     parameters: frozenset[str]
     in_pipeline: bool = False
-    gather_once: bool = False
-    """What follows from its parameters alone is made once per step."""
+    in_stage_once: bool = False
+    """What the plan says of the stage in place of `gather_once`, where there are several."""
+
+    @property
+    def gathers_once(self) -> bool:
+        """Whether what follows from parameters alone is made once per step; a batch in one part does so anyhow, and
+        in logical shards every micro-batch is summed by itself."""
+        if self.in_pipeline:
+            return self.in_stage_once
+        return self.plan.gather_once and self.micro.count > 1 and not self.plan.shards
 
     @property
     def adds_up(self) -> bool:
@@ -64,8 +72,11 @@ class LoweredStage:
     the two that run. statistics: what a micro-batch adds to statistics of the batch, as a graph of its own. prepared:
     what is made once per step of the parameters, and forward and backward without it. unreduced: backward before its
     sums were cut off and its gradients added to totals. late: backward cut before the last sums of its gradients over
-    ranks: what `no_sync` holds back, and what a stage of a pipeline sums once per step. totals: of the gradients, by
-    index, those that backward adds to a total. halves: backward of a stage of a pipeline, also in two pieces.
+    ranks: what `no_sync` holds back, and what is summed once per step where there are several micro-batches. totals: of
+    the gradients, by index, those that backward adds to a total. halves: backward of a stage of a pipeline, also in two
+    pieces. first, last: without a pipeline, what runs in place of the first forward and of the last backward of a step:
+    the one with what is prepared, which it returns behind all others, the other with the late sums, returning every
+    total complete.
     """
 
     context: StageContext
@@ -77,6 +88,8 @@ class LoweredStage:
     late: CutGraph | None = None
     totals: tuple[int, ...] = ()
     halves: BackwardGraphs | None = None
+    first: fx.GraphModule | None = None
+    last: fx.GraphModule | None = None
 
     @property
     def number(self) -> int:
@@ -114,7 +127,8 @@ class LoweredStage:
             found |= {"inputs": self.halves.inputs, "weights": self.halves.weights}
         if self.late is not None:
             found |= {"unreduced": self.late.unreduced, "reduce": self.late.reduce}
-        return found
+        found |= {} if self.first is None else {"first": self.first}
+        return found if self.last is None else found | {"last": self.last}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
