@@ -108,6 +108,17 @@ class LoweredStage:
         return self.split
 
     @property
+    def runs(self) -> tuple[tuple[str, fx.GraphModule, int], ...]:
+        """(phase, graph, how often a step runs it) of forward and backward, where there are no several stages."""
+        found = []
+        for phase, every, end in (("forward", self.partition.forward, self.first),
+                                  ("backward", self.partition.backward, self.last)):  # fmt: skip
+            ends = [] if end is None else [(phase, end, 1)]
+            times = self.context.micro.count - len(ends)
+            found += ([(phase, every, times)] if times and every is not None else []) + ends
+        return tuple(found)
+
+    @property
     def sent(self) -> int:
         """How many of the gradients, the first ones, are of other things than parameters: they go to other stages."""
         gradients = [output.name for output in self.program.outputs if output.role == "gradient"]

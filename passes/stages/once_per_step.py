@@ -24,6 +24,9 @@ from autopar.graphs.forward_backward import Partition
 from autopar.passes.random_operators import is_random
 from autopar.program import returned_values
 
+PREPARED = "prepared_"
+"""How the names of placeholders for what is made once begin."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
@@ -144,7 +147,7 @@ def _without(graph_module: fx.GraphModule, taken_out: list[fx.Node], keys: _Keys
     graph = fx.Graph()
     made = {node: graph.node_copy(node) for node in graph_module.graph.find_nodes(op="placeholder")}
     for node in taken_out:
-        made[node] = graph.placeholder(f"prepared_{node.name}")
+        made[node] = graph.placeholder(f"{PREPARED}{node.name}")
         made[node].meta = dict(node.meta)
     for node in graph_module.graph.nodes:
         if node.op == "call_function" and keys.of(node) is None:

@@ -9,7 +9,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import nn
 
 from autopar.runtime.pipeline.stage_passes import StageGraphs
 from tests.distributed.captured_once import capture_once, compile_once, prepared_by
