@@ -105,7 +105,8 @@ class PricedStage:
 
     def bytes_of_end(self, kind: Kind) -> PassBytes:
         """The bytes of the first forward, or of the last backward, of a step without several stages, whatever more they
-        do; beside whole totals, which end where they are summed, so that what they are summed to is left."""
+        do; beside what is gathered once and whole totals, which end with that backward and where they are summed, so
+        that what they are summed to is left."""
         last, every = self.lowered.last, self.bytes_of_passes[int(kind == "B")]
         if kind == "F" or last is None:
             return every
@@ -115,6 +116,7 @@ class PricedStage:
         left = sum(node_bytes(node) for node in returned_values(last.graph)) - totals
         end = self.turn + len(last.graph.nodes) - 1
         live += [left] * (end - len(live))
+        left -= math.fsum(self.gathered_bytes.values())
         return PassBytes(live=tuple(live[self.turn : end]), before=every.before, after=left)
 
     def held(self, kind: Kind) -> PassBytes:

@@ -9,8 +9,11 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import nn
 
+import autopar
 from autopar.runtime.pipeline.stage_passes import StageGraphs
+from benchmarks.storages import StorageTracker
 from tests.distributed.captured_once import capture_once, compile_once, prepared_by
 from tests.distributed.models import TiedModel, tied_model, tokens
 from tests.distributed.training_jobs import largest_error
@@ -109,3 +112,47 @@ def _unsummed() -> Any:
 
 
 MUTATIONS: dict[str, Callable[[], Any]] = {"stale weights": _stale, "totals that nobody sums": _unsummed}
+
+
+class Wide(nn.Module):
+    """Layers whose parameters are larger than what they make of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).square().mean()
+
+
+def captured_wide(**_: Any) -> bool:
+    """Capture the wide model in its micro-batches."""
+    return capture_once("wide", Wide(), _rows(), parts=PARTS)
+
+
+def _rows() -> dict[str, torch.Tensor]:
+    return {"x": torch.randn(48, 256, generator=torch.Generator().manual_seed(0))}
+
+
+def wide_plans(dims: dict[str, int]) -> list[autopar.Plan]:
+    """One that gathers in every part, and one that gathers once, in the same layouts."""
+    model = Wide()
+    plan = autopar.plan(
+        model, _rows(), dims=dims, cluster="2x1 cpu", micro_batches=PARTS, optimizer=torch.optim.SGD, mode="fast"
+    )
+    return [plan.edit({"gather_once": once}) for once in (False, True)]
+
+
+@prepared_by(captured_wide)
+def counted_bytes(plans: list[str]) -> list[float]:
+    """The most bytes that are counted in a step under each of some plans."""
+    found = []
+    for text in plans:
+        module = compile_once("wide", Wide(), _rows(), plan=autopar.Plan.from_json(text))
+        module(**_rows()).backward()
+        module.zero_grad()
+        inputs = _rows()
+        with StorageTracker([*module.parameters(), *inputs.values()]) as tracker:
+            module(**inputs).backward()
+        found.append(float(tracker.peak_bytes))
+    return found

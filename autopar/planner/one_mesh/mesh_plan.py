@@ -454,15 +454,15 @@ def _issued(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Float
         def measure(stage: LoweredStage) -> Floats:
             return step_bytes(stage, lifetimes, constant, states.step_buffers)
 
-        as_lowered = one_by_one(step)
-        measured = measure(as_lowered)
+        measured = measure(one_by_one(step))
         if float(np.nanmax(measured)) > query.budget_bytes:  # however it is issued: nobody asks for its step
             return _without_steps(plan, states, float(np.nanmax(measured))), measured
         issue, measured = choose_issue(step, query.cluster, measure, query.budget_bytes)
         if plan.waits_on_host:
             issue, measured = with_copies_ahead(step, issue, query.cluster, measure, query.budget_bytes)
     peak = float(np.nanmax(measured))
-    views = sum(times * dispatch_seconds(one.graph, query.cluster.device) for _, one, times in as_lowered.runs)
+    views = sum(dispatch_seconds(part.graph, query.cluster.device) for part in step.only.partition.graphs)
+    views *= plan.micro_batches
     update = states.step_seconds + _seconds_on_host(query.cluster, states.host_traffic)
     compute = issue.compute_seconds + views + update
     prediction = Prediction(
