@@ -15,7 +15,7 @@ A mesh is solved under a share only where its optimum may be below the shortest 
 bound it (`hidden_bounds.py`), and a solve ends with its first bound above that step. That a plan whose sum under the
 share is above a played step is not played faster itself holds where at most the share of its parameters' communication
 hides and its collectives are joined no further than the sum counts them; elsewhere it is an estimate. What was played
-is not played again.
+is not played again, and one device has nothing to hide.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def shortest_step(query: Query, chosen: Chosen, known: Sequence[Candidate], step
     best = _shortest([*chosen.others, *known], limit)
     played = [each for each in (chosen.best, *chosen.others) if each is not None]
     bounds = HiddenBounds(chosen.free_bounds)
-    free = [mesh for mesh in chosen.free_bounds if not set(mesh.axis_names) <= NAMED]
+    free = [mesh for mesh in chosen.free_bounds if mesh.size > 1 and not set(mesh.axis_names) <= NAMED]
     meshes = _promising(free, chosen.free_bounds)
     search = query.search
     end = time.process_time() + search.hidden_seconds

@@ -178,14 +178,7 @@ def fit(
     starts = [free.assignment, *_given_labels(query, built, mesh), *more_starts]
     attempt = read_plan(query, mesh, built, free, lifetimes)
     if attempt.excess > 0 or _asks_for_recomputation(query):
-        too_large = dict[str, float]()
-        searches = WithinMemory.each(query, mesh, built, lifetimes, starts, too_large)
-        answer: Attempt | DoesNotFit
-        try:
-            answer = _recomputed(query, attempt, searches, most_labels, too_large)
-        except DoesNotFit as failure:
-            answer = failure
-        attempt = _fewest_reruns(query, built, lifetimes, attempt, answer)
+        attempt = _shortest(query, built, lifetimes, attempt, starts, most_labels)
     plan = attempt.candidate.plan
     log.info(
         f"mesh {dict(zip(mesh.axis_names, mesh.shape, strict=True))}: objective {plan.objective_seconds * 1e3:.2f} ms, "
@@ -193,6 +186,40 @@ def fit(
         f"predicted {plan.predicted.step_seconds * 1e3:.1f} ms"
     )
     return attempt.candidate
+
+
+def _shortest(
+    query: Query, built: Built, lifetimes: Lifetimes, free: Attempt, starts: Sequence[Labels], most_labels: float
+) -> Attempt:
+    """The shortest step that fits. Where the host may be used, it is not used all the same where that is shorter: what
+    is made again may be cut in more ways beside a device alone."""
+    questions = [query, replace(query, offload=None)] if query.may_wait_on_host else [query]
+    found: list[Attempt] = []
+    failure: InfeasibleError | None = None
+    for question in questions:
+        try:
+            found.append(_fitted(question, built, lifetimes, free, starts, most_labels))
+        except InfeasibleError as failed:
+            failure = failure or failed
+        if found and _step_seconds(found[0]) <= (1 + LIMITS.least_relief_of_reruns) * _step_seconds(free):
+            break
+    if not found:
+        assert failure is not None
+        raise failure
+    return min(found, key=_step_seconds)
+
+
+def _fitted(
+    query: Query, built: Built, lifetimes: Lifetimes, free: Attempt, starts: Sequence[Labels], most_labels: float
+) -> Attempt:
+    too_large = dict[str, float]()
+    searches = WithinMemory.each(query, free.candidate.mesh, built, lifetimes, starts, too_large)
+    answer: Attempt | DoesNotFit
+    try:
+        answer = _recomputed(query, free, searches, most_labels, too_large)
+    except DoesNotFit as failure:
+        answer = failure
+    return _fewest_reruns(query, built, lifetimes, free, answer)
 
 
 def _recomputed(

@@ -115,6 +115,13 @@ def test_beside_the_values_of_a_long_sequence_parameters_may_still_wait_there() 
     assert set(noticed(moved, is_parameter)) == {0, 1, 3, 4}
 
 
+@pytest.mark.parametrize("values", [5, 7])
+def test_where_the_host_may_be_used_the_step_is_never_longer_than_without_it(values: int) -> None:
+    enough = STATES + values * SAVED
+    alone = planned(enough, 1e8).predicted.step_seconds
+    assert planned(enough, 1e8, offload="activations").predicted.step_seconds <= alone
+
+
 def test_over_a_slow_link_less_is_copied_and_more_made_again() -> None:
     enough = STATES + 9 * SAVED
     fast, slow = (planned(enough, rate, offload="activations") for rate in (1e10, 1e8))
