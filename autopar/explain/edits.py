@@ -45,10 +45,14 @@ def edited(source: Source, plan: Plan, changes: Mapping[str, object]) -> Plan:
     if plan.in_stages:
         return edited_stages(source, plan, changes)
     refuse_stage_changes(changes)
-    plan, changes = _gathering(plan, changes)
+    before, (plan, changes) = plan, _gathering(plan, changes)
     recovered = recover(query_of(source, plan), plan)
     if not changes:
-        return _read(recovered.query, plan, recovered.built, recovered.labels, plan.bound_seconds, [])
+        bound = before.bound_seconds
+        if plan is not before:
+            problem = recovered.built.problem
+            bound = solve(problem, cpu_limit=BOUND_SECONDS, warm_start=recovered.labels).lower_bound
+        return _read(recovered.query, plan, recovered.built, recovered.labels, bound, [])
     parsed = parse_constraints(dict(changes))
     if parsed.recompute or parsed.no_replicated_compute:
         raise ConfigurationError("edit takes placements; recompute= and no_replicated_compute are wishes of what_if")
@@ -64,7 +68,7 @@ def edited(source: Source, plan: Plan, changes: Mapping[str, object]) -> Plan:
 
 
 def _gathering(plan: Plan, changes: Mapping[str, object]) -> tuple[Plan, Mapping[str, object]]:
-    """The plan with `gather_once` as the edit says, which bounds another sum of costs, and the rest of the edit."""
+    """The plan with `gather_once` as the edit says, itself where it says so, and the rest of the edit."""
     wanted = changes.get(GATHER_ONCE, plan.gather_once)
     if not isinstance(wanted, bool):
         raise ConfigurationError(f"{GATHER_ONCE} is {wanted!r}: write True or False")
@@ -73,7 +77,7 @@ def _gathering(plan: Plan, changes: Mapping[str, object]) -> tuple[Plan, Mapping
             f"{GATHER_ONCE}: this plan runs its batch in {'logical shards' if plan.shards else 'one part'}; it is for "
             "several micro-batches without deterministic="
         )
-    changed = plan if wanted == plan.gather_once else replace(plan, gather_once=wanted, bound_seconds=0.0)
+    changed = plan if wanted == plan.gather_once else replace(plan, gather_once=wanted)
     return changed, {name: change for name, change in changes.items() if name != GATHER_ONCE}
 
 

@@ -198,6 +198,7 @@ class HeldMemory:
             yield "", JOINED, stage.joined_bytes
         if stage.lowered.prepared is not None:
             yield from ((name, GATHERED, size) for name, size in stage.gathered_bytes.items())
+        if stage.lowered.prepared is not None or stage.lowered.last is not None:
             yield "", UNREDUCED, max(0.0, math.fsum(stage.total_bytes.values()) - stored)
 
     # what comes and goes

@@ -255,7 +255,7 @@ class StepProgram:
         for stage in stages:
             more += stage.joined_bytes
             more += math.fsum(stage.gathered_bytes.values())
-            if stage.lowered.prepared is not None:
+            if stage.lowered.prepared is not None or stage.lowered.last is not None:
                 more += max(0.0, math.fsum(stage.total_bytes.values()) - self._gradient_bytes(stage.lowered.program))
         return replace(states, bytes=states.bytes + more)
 

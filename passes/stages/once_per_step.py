@@ -86,7 +86,7 @@ def first_forward(forward: fx.GraphModule, prepared: Prepared) -> fx.GraphModule
     for node in forward.graph.nodes:
         if node.op == "call_function":
             made[node] = graph.node_copy(node, value)
-    results = fx.node.map_arg(forward.graph.output_node().args[0], value)
+    results = [value(node) if isinstance(node, fx.Node) else node for node in returned_values(forward.graph)]
     graph.output((*results, *(value(node) for node in values)))
     return LazyGraphModule(forward, graph)
 

@@ -146,7 +146,8 @@ def _both_ways(
     """`choose_mesh` with parameters gathered in every part, and once per step: the shorter step of what fits. Bounds of
     meshes are those of what costs less."""
     each = choose_mesh(query, meshes, floors, below, contender)
-    if query.shards is not None or all(set(mesh.axis_names) <= WHOLE for mesh in meshes):
+    is_whole = query.shards is not None or all(set(mesh.axis_names) <= WHOLE for mesh in meshes)
+    if is_whole or query.deadline.left() <= 0:
         return each
     once = choose_mesh(replace(query, gather_once=True), meshes, floors, below, contender)
     best = once if _is_shorter(once, each) else each
