@@ -111,7 +111,12 @@ def is_view(node: fx.Node) -> bool:
         return False
     source = node.args[0]
     assert isinstance(source, fx.Node)
-    return bool(source.meta["val"].shape == node.meta["val"].shape)
+    return _shape(source) == _shape(node)
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    """That of the program, or the local one in the graphs of a rank."""
+    return tuple(node.meta["val"].shape if "val" in node.meta else node.meta["local_shape"])
 
 
 def rule_for(node: fx.Node) -> Rule | None:

@@ -64,7 +64,7 @@ def planned(limit: int, rate: float = 1e9, **options: Any) -> Plan:
     model, x = chain()
     return autopar.plan(
         model, (x,), cluster=cluster(rate), optimizer=torch.optim.AdamW, memory_limit=f"{limit}B", micro_batches=1,
-        **options,
+        **{"mode": "fast", **options},
     )  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def test_what_fits_nowhere_else_waits_on_the_host() -> None:
     assert plan.predicted.peak_bytes <= SMALL
     assert saved + len(plan.recomputed) > 0
     with pytest.raises(InfeasibleError):
-        planned(SMALL, mode="fast")
+        planned(SMALL)
 
 
 def test_nothing_waits_there_where_memory_suffices() -> None:
