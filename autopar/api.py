@@ -54,6 +54,7 @@ from autopar.request.argument_types import Branch, check_arguments
 from autopar.request.axis_ways import ContextParallelism, ExpertParallelism
 from autopar.request.constraints import Recompute
 from autopar.request.expert_load import ExpertLoad
+from autopar.request.lossy import Lossy
 from autopar.request.offload import Offload
 from autopar.request.replicated_experts import ReplicatedExperts
 from autopar.request.search_mode import Mode
@@ -114,6 +115,7 @@ def compile(
     schedule: str | None = None,
     recompute: Recompute | None = None,
     offload: Offload | None = None,
+    lossy: Lossy | None = None,
     kernels: Sequence[str] | None = None,
     cp: ContextParallelism | None = None,
     ep: ExpertParallelism | None = None,
@@ -164,6 +166,8 @@ def compile(
     recompute: "none", "selective" or "full" in every block; default: as memory asks.
     offload: what may wait in the memory of the host where that of the device is short: "activations", "parameters"
         (with gradients and the optimizer's state, whose step then runs on the host), "all" or "none", the default.
+    lossy: to how few bits ("8bit", "4bit", "2bit") what forward saves may be rounded, by chance and with an exact mean,
+        where memory is short; "none", the default: nothing is.
     kernels: kinds of groups of operators that run as kernels of ours ("rms_norm", "cross_entropy", ...), (): none;
         default: on GPUs those that cost less.
     cp: how attention runs over an axis `cp` of dims: "ring", "ulysses" or "gather"; default: what costs least. ep: how
@@ -232,6 +236,7 @@ def compile(
         schedule=schedule,
         recompute=recompute,
         offload=offload,
+        lossy=lossy,
         kernels=kernels,
         cp=cp,
         ep=ep,
@@ -295,6 +300,7 @@ def plan(
     schedule: str | None = None,
     recompute: Recompute | None = None,
     offload: Offload | None = None,
+    lossy: Lossy | None = None,
     kernels: Sequence[str] | None = None,
     cp: ContextParallelism | None = None,
     ep: ExpertParallelism | None = None,
@@ -332,6 +338,7 @@ def plan(
         schedule=schedule,
         recompute=recompute,
         offload=offload,
+        lossy=lossy,
         kernels=kernels,
         cp=cp,
         ep=ep,

@@ -74,11 +74,16 @@ def compare(module: ParallelModule, example_inputs: Any) -> Verification:
 
     Gradients of the module are left as they were. Raises VerificationError naming the worst parameter, with numbers,
     or the one whose limit is so wide that agreement is no evidence, and ConfigurationError for inputs without data or a
-    module that returns no loss.
+    module that returns no loss, or whose plan rounds what it saves.
     """
     args, kwargs = normalize_example_inputs(example_inputs)
     _check_real((args, kwargs))
     step, leaves = module.step_for(args, kwargs)
+    if step.plan.rounds:
+        raise ConfigurationError(
+            "the plan rounds what forward saves (lossy=), so its gradients are right in the mean and not one by one: "
+            "verify a module of a plan without lossy="
+        )
     plain = cast(nn.Module, module.plain_model())
     rounded = step.plan.implementations  # operators whose values are not those of the plain model
     alone = _alone(module, step, plain, leaves) if _is_random(step) or rounded else None

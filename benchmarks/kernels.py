@@ -26,6 +26,8 @@ from autopar.ops.indexed_attention import indexed_attention_reference
 from autopar.ops.linear_cross_entropy import linear_cross_entropy_reference
 from autopar.ops.norms import LARGEST_ROW, add_layer_norm_reference, rms_norm_reference
 from autopar.ops.packing import pack_reference
+from autopar.ops.random_index import full_runs
+from autopar.ops.saved_forms import flat_runs, pack_bits_reference, round_groups_reference
 from benchmarks.results import write_results
 
 RESULTS = Path(__file__).parent / "results" / "kernels.json"
@@ -128,6 +130,7 @@ def compilations() -> Iterator[Compilation]:
         name = kernel.removesuffix("_kernel")
         yield Compilation(name=name, module="packing", kernel=kernel, constants=cut, types=sizes)
 
+    yield from _saved_forms()
     yield from _rope()
     yield _merging()
     yield from _grouped()
@@ -144,6 +147,28 @@ def compilations() -> Iterator[Compilation]:
             types=float8 | sizes,
             least_capability=89,
         )
+
+
+def _saved_forms() -> Iterator[Compilation]:
+    """Rounding to every number of bits where rows begin at multiples of 4, to 4 where they do not; and bits."""
+    forms = _module("saved_forms")
+    numbers = {"codes": "*u8", "ranges": "*fp32", "seed": "*i64", "salt": "i64", "kept": "*u8", "count": "i32"}
+    numbers |= dict.fromkeys(("first", "row_stride", "columns", "groups", "bytes_"), "i32")
+    for bits, aligned in ((8, True), (4, True), (2, True), (4, False)):
+        constants = {"BITS": bits, "ALIGNED": aligned, "GROUPS": forms.GROUPS}
+        yield Compilation(
+            name=f"round to {bits} bits{'' if aligned else ', unaligned'}", module="saved_forms", kernel="round_kernel",
+            constants=constants, num_warps=8, types=numbers,
+        )  # fmt: skip
+    yield Compilation(
+        name="unround 4 bits", module="saved_forms", kernel="unround_kernel",
+        constants={"BITS": 4, "BLOCK": forms.BLOCK}, num_warps=8, types=numbers,
+    )  # fmt: skip
+    for kernel, types, warps in (("pack_kernel", {"out": "*u8"}, 4), ("unpack_kernel", {}, 8)):
+        yield Compilation(
+            name=f"{kernel.removesuffix('_kernel')} bits", module="saved_forms", kernel=kernel,
+            constants={"BLOCK": forms.BLOCK}, num_warps=warps, types=numbers | types,
+        )  # fmt: skip
 
 
 def _rope() -> Iterator[Compilation]:
@@ -318,6 +343,11 @@ def calls(rows: int, width: int, device: str) -> Iterator[tuple[str, tuple[Any, 
     yield "dropout_rows", (x, 0.1, torch.tensor(1 << 40, device=device), 9, 0, width, rows)
     yield "pack", (x, 1, 1, PIECES, padded)
     yield "unpack", (pack_reference(x, 1, 1, PIECES, padded), 1, 1, PIECES, padded, width)
+    rounded = (x, 4, torch.tensor(1 << 40, device=device), 9, [rows, width], flat_runs(full_runs((rows, width))))
+    yield "round_groups", rounded
+    yield "unround_groups", (round_groups_reference(*rounded), 4, [rows, width], x.dtype)
+    yield "pack_bits", (x,)
+    yield "unpack_bits", (pack_bits_reference(x), [rows, width], x.dtype)
 
 
 def head_calls(x: Tensor) -> Iterator[tuple[str, tuple[Any, ...]]]:

@@ -217,5 +217,6 @@ def pass_bytes(stage: StageCosts, kind: Kind) -> tuple[float, float]:
         return stage.saved_bytes + stage.forward_extra_bytes, stage.forward_extra_bytes
     if kind == "W":
         return 0.0, stage.weight_saved_bytes
-    freed = stage.saved_bytes - (stage.weight_saved_bytes if kind == "I" else 0.0)
-    return stage.backward_extra_bytes, stage.backward_extra_bytes + freed
+    if kind == "B":
+        return stage.extra_of_whole_backward, stage.extra_of_whole_backward + stage.saved_bytes
+    return stage.backward_extra_bytes, stage.backward_extra_bytes + stage.saved_bytes - stage.weight_saved_bytes

@@ -6,7 +6,8 @@ A pipeline of equal stages of 2 s forward and 4 s backward that hand on 8 MiB an
 
 Bytes of one micro-batch over time: `forward_extra_bytes` come and go within F; `saved_bytes` live from the start of F
 to the end of B; `backward_extra_bytes` come and go within B; where the weight gradients are computed apart (W),
-`weight_saved_bytes` live from the end of B to the end of W.
+`weight_saved_bytes` live from the end of B to the end of W. A whole backward drops what both read as it goes, so that
+`whole_extra_bytes` may come and go within it, fewer.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class StageCosts:
     """Transient peak of F beyond `saved_bytes`."""
     backward_extra_bytes: float = 0.0
     """Transient peak of B beyond `saved_bytes`."""
+    whole_extra_bytes: float | None = None
+    """The same where B computes the gradients of the weights too; None: as many."""
     state_bytes: float = 0.0
     """Parameters, gradients and optimizer states; live throughout."""
     update_bytes: float = 0.0
@@ -56,13 +59,19 @@ class StageCosts:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if not getattr(self, field.name) >= 0:
-                raise ConfigurationError(f"{field.name} of a stage is {getattr(self, field.name)}: at least 0")
+            value = getattr(self, field.name)
+            if value is not None and not value >= 0:
+                raise ConfigurationError(f"{field.name} of a stage is {value}: at least 0")
 
     @property
     def compute_seconds(self) -> float:
         """Forward and whole backward of one micro-batch."""
         return self.forward_seconds + self.backward_seconds + self.weight_seconds
+
+    @property
+    def extra_of_whole_backward(self) -> float:
+        """Transient peak of a B that computes the gradients of the weights too."""
+        return self.backward_extra_bytes if self.whole_extra_bytes is None else self.whole_extra_bytes
 
 
 def joined(chunks: Sequence[StageCosts]) -> StageCosts:
@@ -82,6 +91,7 @@ def joined(chunks: Sequence[StageCosts]) -> StageCosts:
         weight_saved_bytes=sum(chunk.weight_saved_bytes for chunk in chunks),
         forward_extra_bytes=max(chunk.forward_extra_bytes for chunk in chunks),
         backward_extra_bytes=max(chunk.backward_extra_bytes for chunk in chunks),
+        whole_extra_bytes=max(chunk.extra_of_whole_backward for chunk in chunks),
         state_bytes=sum(chunk.state_bytes for chunk in chunks),
         update_bytes=sum(chunk.update_bytes for chunk in chunks),
         once_seconds=sum(chunk.once_seconds for chunk in chunks),

@@ -11,6 +11,7 @@ from autopar.cli.options import OPTIMIZERS, OneOf, on_or_number
 from autopar.request.argument_types import Branch
 from autopar.request.axis_ways import CONTEXT_WAYS, EXPERT_WAYS
 from autopar.request.constraints import Recompute
+from autopar.request.lossy import LOSSY
 from autopar.request.offload import OFFLOADS
 from autopar.request.precision_name import REDUCE_NAMES
 
@@ -63,6 +64,10 @@ def model_options(command: Command) -> Command:
         click.option(
             "--offload", type=OneOf(OFFLOADS),
             help="What may wait on the host where memory is short. Default: nothing.",
+        ),
+        click.option(
+            "--lossy", type=OneOf(LOSSY),
+            help="To how few bits saved values may be rounded where memory is short. Default: to none.",
         ),
         click.option("--schedule", help="Of a pipeline (--dims pp=2): 1f1b, zb-h1, ... Default: the best simulated."),
         click.option(

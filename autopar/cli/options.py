@@ -27,7 +27,7 @@ from autopar.request.constraints import EVERY_AXIS, NO_REPLICATED_COMPUTE
 OPTIMIZERS: dict[str, str | None] = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "none": None}
 """What `--optimizer` says -> torch's class, by its name."""
 _AS_GIVEN = (
-    "memory_limit", "micro_batches", "schedule", "recompute", "offload", "cp", "ep", "expert_load",
+    "memory_limit", "micro_batches", "schedule", "recompute", "offload", "lossy", "cp", "ep", "expert_load",
     "replicated_experts", "expert_capacity", "discover", "branches", "deterministic", "reduce_dtype",
 )  # fmt: skip
 HERE = "here"

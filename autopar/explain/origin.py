@@ -31,7 +31,7 @@ from autopar.rules.learning import adopt_rules
 WISHES = frozenset(
     {
         "cluster", "mesh", "dims", "memory_limit", "constraints", "micro_batches", "schedule", "recompute",
-        "offload", "kernels", "cp", "ep",
+        "offload", "lossy", "kernels", "cp", "ep",
         "expert_load", "expert_capacity", "replicated_experts", "mode", "time_limit", "discover",
         "deterministic",
     }

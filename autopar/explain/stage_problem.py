@@ -11,6 +11,7 @@ schedule are those of the plan, so a change of layouts, cut or schedule has a pr
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,21 +23,23 @@ from autopar.explain.source import Source
 from autopar.hardware.cluster import MixedCluster
 from autopar.hardware.rank_groups import sub_cluster
 from autopar.planner.memory.lifetimes import Lifetimes
-from autopar.planner.memory.recomputation import RECOMPUTED, state_of
+from autopar.planner.memory.nested_spans import joined_by
+from autopar.planner.memory.recomputation import ON_HOST, RECOMPUTED, state_of
 from autopar.planner.meshes.choose_micro_batches import in_parts_of
 from autopar.planner.one_mesh.mesh_plan import price
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.recovered_problem import Recovered, recover
 from autopar.planner.one_mesh.warm_start import Rows
-from autopar.planner.pipelines.block_costs import Solved, weight_operators
-from autopar.planner.pipelines.block_table import MODES, BlockTable
+from autopar.planner.pipelines.block_costs import Labels, Solved, weight_operators
+from autopar.planner.pipelines.block_table import HOST_MODES, MODES, BlockTable
 from autopar.planner.pipelines.choose_pipeline import STALE_COPIES, Pipeline
 from autopar.planner.pipelines.runs import Runs, find_runs
 from autopar.planner.pipelines.stage_search import Cut, StageChoice
 from autopar.planner.pipelines.submesh import tables_of
+from autopar.planner.problem.build import Built
 from autopar.planner.problem.prices import Prices
 from autopar.plans.parallel_plan import Plan
-from autopar.plans.plan_value import PipelinePlan
+from autopar.plans.plan_value import DEVICE, PipelinePlan
 from autopar.request import Request
 from autopar.schedules.list_scheduler import FAMILIES, OPT_IN_FAMILIES, TIMED_FAMILIES
 
@@ -108,26 +111,22 @@ class StageProblem:
                 for node in self.lifetimes.in_order
                 if node.meta["phase"] != "backward" and begin <= self.runs.of(self.lifetimes, node) < end
             ]
-            again = {str(n.meta["operator"]) for n in own if plan.operators[str(n.meta["operator"])].recompute}
-            found.append("none" if not again else self._mode(solved, {str(n.meta["operator"]) for n in own}, again))
+            names = {str(n.meta["operator"]) for n in own}
+            found.append(self._mode(solved, names, names & plan.recomputed, names & plan.saved_on_host))
         return tuple(found)
 
-    def _mode(self, solved: Solved, own: set[str], again: set[str]) -> str:
-        for mode in MODES[1:]:
+    def _mode(self, solved: Solved, own: set[str], again: Set[str], waiting: Set[str]) -> str:
+        if not again and not waiting:
+            return "none"
+        for mode in HOST_MODES if waiting else MODES[1:]:
             expanded = solved.expanded(mode)
             if expanded is None:
                 continue
-            built, labels = expanded
-            recomputed = {
-                variable.name
-                for index, variable in enumerate(built.variables)
-                if variable.kind == "operator" and state_of(variable, int(labels[index])) == RECOMPUTED
-            }
-            if recomputed & own == again:
+            if _in_state(*expanded, RECOMPUTED) & own == again and _in_state(*expanded, ON_HOST) & own == waiting:
                 return mode
         raise PlanMismatchError(
-            f"a stage computes {len(again)} operators again, which is no way of recomputation of a stage "
-            f"({', '.join(MODES)}): let all operators of a stage follow one of them"
+            f"a stage computes {len(again)} operators again, and {len(waiting)} wait on the host, which is no way of a "
+            f"stage ({', '.join((*MODES, *HOST_MODES))}): let all operators of a stage follow one of them"
         )
 
     def _ends(self, pipeline: PipelinePlan) -> list[str]:
@@ -143,10 +142,19 @@ class StageProblem:
 
     def _table(self, plan: Plan, solved: Solved) -> BlockTable:
         pipeline, asked = plan.staged, self.whole.recompute
-        modes = MODES if asked is None else tuple(dict.fromkeys((asked, *self.modes(plan, solved))))
+        modes = tuple(dict.fromkeys((*(MODES if asked is None else (asked,)), *self.modes(plan, solved))))
         tables = tables_of(self.whole, self.query, solved, self.runs, plan.mesh.shape[0], modes)
         table = tables[0] if pipeline.stages[0].gather_once else tables[-1]
         return table.with_copies(STALE_COPIES) if pipeline.schedule in OPT_IN_FAMILIES else table
+
+
+def _in_state(built: Built, labels: Labels, state: int) -> set[str]:
+    """Names of the operators in a state."""
+    return {
+        variable.name
+        for index, variable in enumerate(built.variables)
+        if variable.kind == "operator" and state_of(variable, int(labels[index])) == state
+    }
 
 
 def stage_problem(source: Source, plan: Plan, request: Request | None = None) -> StageProblem:
@@ -164,11 +172,15 @@ def stage_problem(source: Source, plan: Plan, request: Request | None = None) ->
     whole = query_of(source, replace(plan, pipeline=None, micro_batches=1), asked)
     part = in_parts_of(whole, source.in_parts(plan))
     part = replace(part, cluster=sub_cluster(asked.cluster, plan.mesh.shape[0]), hidden_share=0.0)
-    lifetimes = Lifetimes(part.program)
+    again = {name: plan.operators[name].recompute_at for name in plan.recomputed}
+    lifetimes = joined_by(Lifetimes(part.program), again)
     return StageProblem(whole=whole, query=part, lifetimes=lifetimes, runs=find_runs(lifetimes))
 
 
 def without_stages(plan: Plan) -> Plan:
     """The layouts of a plan with equal stages, as a plan of the sub-mesh that saves everything."""
-    operators = {name: replace(operator, recompute=False) for name, operator in plan.operators.items()}
+    operators = {
+        name: replace(operator, recompute=False, recompute_at=(), saved_on=DEVICE)
+        for name, operator in plan.operators.items()
+    }
     return replace(plan, mesh=plan.layout_mesh, pipeline=None, operators=operators, hidden_share=0.0)

@@ -31,6 +31,7 @@ from autopar.request.argument_types import Branch
 from autopar.request.axis_ways import ContextParallelism, ExpertParallelism
 from autopar.request.constraints import Recompute
 from autopar.request.expert_load import ExpertLoad
+from autopar.request.lossy import Lossy
 from autopar.request.offload import Offload
 from autopar.request.replicated_experts import ReplicatedExperts
 from autopar.request.search_mode import Mode
@@ -86,6 +87,7 @@ class Planner:
         schedule: str | None = None,
         recompute: Recompute | None = None,
         offload: Offload | None = None,
+        lossy: Lossy | None = None,
         kernels: Sequence[str] | None = None,
         cp: ContextParallelism | None = None,
         ep: ExpertParallelism | None = None,
@@ -113,6 +115,7 @@ class Planner:
             schedule=schedule,
             recompute=recompute,
             offload=offload,
+            lossy=lossy,
             kernels=kernels,
             cp=cp,
             ep=ep,

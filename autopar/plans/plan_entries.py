@@ -21,8 +21,11 @@ from autopar.plans.plan_value import (
     DEFAULT_IMPLEMENTATION,
     DEVICE,
     HOST,
+    MASK,
     PIPELINE_AXIS,
     RING,
+    ROUNDED_BITS,
+    WHOLE,
     OperatorPlan,
     ParameterPlan,
     PipelinePlan,
@@ -44,6 +47,8 @@ IMPLEMENTATIONS = (DEFAULT_IMPLEMENTATION, "fp8_rowwise", "fp8_tensorwise", RING
 """Names of the ways in which operators run (`rules/alternatives.py`)."""
 MEMORIES = (DEVICE, HOST)
 """Where parameters are stored, and saved values wait."""
+FORMS = (WHOLE, MASK, *ROUNDED_BITS)
+"""In which values are saved."""
 PARTIAL_SUMS = "partial"
 """What an axis of an operator says that adds nothing up and hands partial sums on."""
 
@@ -231,6 +236,15 @@ def _operator_problems(where: str, name: str, operator: OperatorPlan, mesh: Mesh
         yield (
             f"{where}.saved_on is {operator.saved_on!r}; only what forward saves, and backward does not compute again, "
             "waits there"
+        )
+    if operator.saved_as not in FORMS:
+        yield f"{where}.saved_as is {operator.saved_as!r}; there are {', '.join(FORMS)}" + did_you_mean(
+            operator.saved_as, FORMS
+        )
+    if operator.saved_as != WHOLE and (operator.recompute or name.endswith("/bwd")):
+        yield (
+            f"{where}.saved_as is {operator.saved_as!r}; only what forward saves, and backward does not compute again, "
+            "has a form"
         )
     if operator.implementation not in IMPLEMENTATIONS:
         near = did_you_mean(operator.implementation, IMPLEMENTATIONS)

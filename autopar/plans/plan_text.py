@@ -16,8 +16,19 @@ from autopar.errors import ConfigurationError
 from autopar.layouts.moves import Way
 from autopar.layouts.placement import Layout, Mesh, Partial, Placement, Replicate, Shard, format_layout
 from autopar.layouts.redistribution import RedistributionStep, steps_on
-from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION, DEVICE, OperatorPlan, ParameterPlan, PlanValue
+from autopar.plans.plan_value import (
+    DEFAULT_IMPLEMENTATION,
+    DEVICE,
+    MASK,
+    ROUNDED_BITS,
+    WHOLE,
+    OperatorPlan,
+    ParameterPlan,
+    PlanValue,
+)
 
+SAVED_AS = {MASK: "as a bit a value"} | {form: f"in {bits} bits a value" for form, bits in ROUNDED_BITS.items()}
+"""Forms in words."""
 ROUNDING = 1e-9
 """A relative gap below this is rounding of the sums: the plan is optimal at its prices."""
 LAYOUT_LEGEND = "S(0): split along dim 0; R: whole on every device; P(sum): partial sums, not yet added up"
@@ -96,6 +107,7 @@ def _choices(plan: PlanValue) -> list[str]:
         lines.append(f"{name}: stored {format_layout(parameter.stored)} used {format_layout(parameter.used)}{kept}")
     for name, operator in plan.operators.items():
         waits = f" saved on {operator.saved_on}" * (operator.saved_on != DEVICE)
+        waits += f" saved as {operator.saved_as}" * (operator.saved_as != WHOLE)
         lines.append(f"{name}: {operator.axes} -> {[format_layout(layout) for layout in operator.outputs]}{waits}")
     return lines
 
@@ -251,6 +263,8 @@ def _explain_operator(operator: OperatorPlan, mesh: Mesh) -> list[str]:
         lines.append("  computed again in backward")
     if operator.saved_on != DEVICE:
         lines.append(f"  waits for backward on the {operator.saved_on}")
+    if operator.saved_as != WHOLE:
+        lines.append(f"  saved for backward {SAVED_AS[operator.saved_as]}")
     return lines
 
 

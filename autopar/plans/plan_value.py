@@ -25,6 +25,10 @@ RING = "ring"
 """Attention whose blocks of keys and values go around the ranks."""
 DEVICE, HOST = "device", "host"
 """Memories in which a value waits between its uses."""
+WHOLE, MASK = "whole", "mask"
+"""Forms in which a value is saved: as it is, as a bit a value."""
+ROUNDED_BITS = {"8bit": 8, "4bit": 4, "2bit": 2}
+"""The other forms -> bits a value, to which it is rounded by chance."""
 PIPELINE_AXIS = "pp"
 """The first axis of the mesh of a plan with stages; layouts do not count it."""
 
@@ -52,7 +56,8 @@ class OperatorPlan:
     shared copy) are the layouts to which an output is redistributed once, for all its consumers of that phase.
     `recompute`: its outputs are computed again in backward instead of being saved, where backward first wants them, and
     held up to its last reader; `recompute_at`: operators of backward in front of which they are given up, to be
-    computed once more. `saved_on`: which memory they wait in for backward, where they are saved ("device", "host").
+    computed once more. `saved_on`: which memory they wait in for backward, where they are saved ("device", "host");
+    `saved_as`: in which form ("whole", "mask", "8bit", "4bit", "2bit").
     `implementation`: the operator alternative by which it runs (`rules/alternatives.py`), "default" as it was captured.
     """
 
@@ -64,6 +69,7 @@ class OperatorPlan:
     recompute: bool = False
     recompute_at: tuple[str, ...] = ()
     saved_on: str = DEVICE
+    saved_as: str = WHOLE
     implementation: str = DEFAULT_IMPLEMENTATION
 
 
@@ -307,6 +313,16 @@ class PlanValue:
     def saved_on_host(self) -> frozenset[str]:
         """Names of the operators whose saved outputs wait in the memory of the host."""
         return frozenset(name for name, operator in self.operators.items() if operator.saved_on == HOST)
+
+    @property
+    def saved_smaller(self) -> Mapping[str, str]:
+        """Operator -> the form in which its outputs are saved, where that is not as they are."""
+        return {name: operator.saved_as for name, operator in self.operators.items() if operator.saved_as != WHOLE}
+
+    @property
+    def rounds(self) -> bool:
+        """Whether anything that is saved is rounded by chance."""
+        return any(form in ROUNDED_BITS for form in self.saved_smaller.values())
 
     @property
     def waits_on_host(self) -> bool:

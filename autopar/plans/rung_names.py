@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from autopar.plans.plan_value import Prediction
+from collections.abc import Mapping
+
+from autopar.plans.plan_value import MASK, ROUNDED_BITS, Prediction
 
 KEPT, RECOMPUTED, IN_SPANS, ON_HOST = "kept on the device", "recomputed", "recomputed in spans", "on the host"
 STATES_ON_HOST = "parameters on the host"
+IN_FORM: Mapping[str, str] = {MASK: "as bits"} | {form: f"in {bits} bits" for form, bits in ROUNDED_BITS.items()}
+"""In which form values wait, as a plan says it (`saved_as`) -> rung."""
 
 
 def host_bytes(predicted: Prediction) -> float:

@@ -26,6 +26,7 @@ from autopar.request.constraints import Recompute, check_recompute, parse_constr
 from autopar.request.equal_bits import check_equal_bits
 from autopar.request.expert_load import ExpertLoad, check_expert_load, said_load
 from autopar.request.kernel_kinds import check_kernels
+from autopar.request.lossy import Lossy, check_lossy
 from autopar.request.memory_limit import budget
 from autopar.request.mesh_axes import EXPERT_AXIS, check_axes
 from autopar.request.offload import Offload, check_offload
@@ -75,6 +76,7 @@ class Request:
     schedule: str | None = None
     recompute: Recompute | None = None
     offload: Offload | None = None
+    lossy: Lossy | None = None
     kernels: Sequence[str] | None = None
     cp: ContextParallelism | None = None
     ep: ExpertParallelism | None = None
@@ -108,6 +110,7 @@ class Request:
         is_free = self.mesh is None and self.dims is None
         has_stages = not is_free and pipeline_request(self.cluster, self.mesh, self.dims, self.schedule) is not None
         check_offload(self.offload, self.cluster, has_stages)
+        check_lossy(self.lossy, self.deterministic, has_stages)
         if not is_free and not has_stages:
             check_axes(self.cluster, self.mesh, without_stages(self.dims))
 
@@ -121,6 +124,7 @@ class Request:
             **({} if self.reduce_dtype is None else {"reduce_dtype": self.reduce_dtype}),
             "micro_batches": self.micro_batches,
             **({} if self.offload is None else {"offload": self.offload}),
+            **({} if self.lossy is None else {"lossy": self.lossy}),
             **({} if self.kernels is None else {"kernels": list(self.kernels)}),
             **({} if self.cp is None else {"cp": self.cp}),
             **({} if self.ep is None else {"ep": self.ep}),

@@ -23,8 +23,8 @@ _BOTH = frozenset({ACTIVATIONS, PARAMETERS})
 
 
 def check_offload(asked: str | None, cluster: Cluster, has_stages: bool) -> None:
-    """Raise ConfigurationError for what there is not, for a cluster whose host cannot take it, and beside stages, which
-    are planned without."""
+    """Raise ConfigurationError for what there is not, for a cluster whose host cannot take it, and for parameters
+    beside stages, which hold theirs."""
     if asked is None:
         return
     if asked not in OFFLOADS:
@@ -34,8 +34,11 @@ def check_offload(asked: str | None, cluster: Cluster, has_stages: bool) -> None
         return
     if reason := why_not(cluster):
         raise ConfigurationError(f"offload={asked!r}: {reason}")
-    if has_stages:
-        raise ConfigurationError(f"offload={asked!r}: stages are planned without the host; leave out pp= or offload=")
+    if has_stages and asked != ACTIVATIONS:
+        raise ConfigurationError(
+            f"offload={asked!r}: stages keep their parameters on the device; leave out pp= or write "
+            f'offload="{ACTIVATIONS}"'
+        )
 
 
 def why_not(cluster: Cluster) -> str | None:

@@ -27,11 +27,13 @@ from autopar.passes.lowering.kept_on_host import with_gradients_sent, with_host_
 from autopar.passes.lowering.lower import lower, remove_unused
 from autopar.passes.lowering.micro_batch_graphs import adding_to_totals, without_statistics
 from autopar.passes.lowering.observers import Observer
+from autopar.passes.lowering.saved_in_forms import with_saved_forms
 from autopar.passes.lowering.stage import LoweredStage, LoweredStep, StageContext
 from autopar.passes.lowering.step_halves import split_forward_backward
 from autopar.passes.overlap.copies_ahead import copies_ahead, moved_ahead
 from autopar.passes.overlap.in_symmetric_memory import both_in_symmetric_memory, multiply_in_symmetric_memory
 from autopar.passes.overlap.overlapped import overlapped, overlapped_graph
+from autopar.passes.random_operators import SEED
 from autopar.passes.runner import Pass, pass_name, run_pass
 from autopar.passes.stages.cut_stages import cut_stages, uncut
 from autopar.passes.stages.late_sums import cut_late_sums, last_backward
@@ -81,6 +83,7 @@ def split(stage: LoweredStage, context: StageContext) -> LoweredStage:
     """One graph -> a forward and a backward graph, with what is saved between them as the plan says."""
     plan, program = context.plan, stage.program
     parts = split_forward_backward(program, plan.recomputed, plan.recomputed_at)
+    parts = with_saved_forms(parts, plan.saved_smaller, plan.mesh, plan.mesh.coordinate(context.rank), SEED)
     inputs = zip(program.placeholders, program.inputs, strict=True)
     on_host = {node.name for node, meaning in inputs if meaning.on_host}
     parts = with_host_copies(parts, on_host, plan.saved_on_host)
@@ -146,9 +149,9 @@ def start_early(stage: LoweredStage, context: StageContext) -> LoweredStage:
 
     Stages of a pipeline run their collectives one by one.
     """
-    if context.in_pipeline:
-        return stage
     plan = context.plan
+    if context.in_pipeline:
+        return _copying_ahead(stage, plan.copy_ahead_bytes)
     parts = overlapped(stage.partition, plan.bucket_bytes, plan.product_chunks)
     on_host = {meaning.name for meaning in stage.program.inputs if meaning.on_host}
     if on_host and parts.backward is not None and not context.adds_up:
@@ -172,6 +175,16 @@ def _with_ends(stage: LoweredStage, cut: LoweredStage) -> LoweredStage:
     ]
     ahead = [None if graph is None else moved_ahead(graph, plan.copy_ahead_bytes) for graph in ends]
     return replace(stage, first=ahead[0], last=ahead[1])
+
+
+def _copying_ahead(stage: LoweredStage, ahead_bytes: float) -> LoweredStage:
+    """A stage of a pipeline with the copies of its passes moved, each within its pass."""
+    parts, halves = copies_ahead(stage.partition, ahead_bytes), stage.halves
+    if halves is not None:
+        inputs, weights = (moved_ahead(graph, ahead_bytes) for graph in (halves.inputs, halves.weights))
+        assert parts.backward is not None
+        halves = replace(halves, whole=parts.backward, inputs=inputs, weights=weights)
+    return replace(stage, split=parts, halves=halves)
 
 
 def hold_sums(stage: LoweredStage, context: StageContext) -> LoweredStage:

@@ -27,7 +27,8 @@ from autopar.program import returned_values
 def with_host_copies(partition: Partition, inputs: Collection[str], saved_of: Collection[str]) -> Partition:
     """The graphs, which are written into, with copies between device and host.
 
-    inputs: names of placeholders of forward that lie on the host; saved_of: operators whose saved values wait there.
+    inputs: names of placeholders of forward that lie on the host; saved_of: operators whose saved values wait there,
+    those of other stages among them, whose values arrive as inputs.
     """
     for node in _placeholders(partition.forward, inputs):
         _bring(node)
@@ -35,14 +36,15 @@ def with_host_copies(partition: Partition, inputs: Collection[str], saved_of: Co
     first = len(returned) - len(partition.saved)
     values, saved = returned[first:], list(partition.saved)
     for index, (node, value) in enumerate(zip(values, partition.saved, strict=True)):
-        if not value.is_input and node.meta["operator"] in saved_of:
+        if node.meta.get("operator") in saved_of:
             values[index] = _send(node)
-            saved[index] = replace(value, on_host=True)
+            saved[index] = replace(value, is_input=False, on_host=True)
     partition.forward.graph.output_node().args = ((*returned[:first], *values),)
     if partition.backward is not None:
-        waiting = {value.name for value in saved if (value.name in inputs if value.is_input else value.on_host)}
-        for node in _placeholders(partition.backward, waiting):
-            _bring(node)
+        taken = [node for node in partition.backward.graph.nodes if node.op == "placeholder"]
+        for node, value in zip(taken, saved, strict=False):
+            if value.name in inputs if value.is_input else value.on_host:
+                _bring(node)
     for graph in partition.graphs:
         graph.recompile()
     return replace(partition, saved=tuple(saved))
@@ -84,6 +86,8 @@ def _bring(held: fx.Node) -> None:
 def _send(value: fx.Node) -> fx.Node:
     """Send a value to the host as soon as it is there; returns it there."""
     behind = value.next
+    while behind.op == "placeholder":
+        behind = behind.next
     started = _call(COPY_TO_HOST, (value,), value, behind)
     return _call(WAIT_COPY, (started, value), value, behind)
 

@@ -70,7 +70,7 @@ class _Lowering:
 
     def run(self) -> Program:
         inputs = [self._placeholder(node, meaning) for node, meaning in self._inputs.items()]
-        if any(is_random(node) for node in self._program.graph.nodes):
+        if self._plan.rounds or any(is_random(node) for node in self._program.graph.nodes):
             inputs.append(self._seed_placeholder())
         gradients: dict[fx.Node, Any] = {}
         meanings = {node: meaning for node, meaning in self._returned_pairs() if meaning.role == "gradient"}

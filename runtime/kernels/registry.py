@@ -21,11 +21,12 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from autopar.ops import cross_entropy, float8, gated, grouped_products, merge_blocks, norms, packing, rope
+from autopar.ops import cross_entropy, float8, gated, grouped_products, merge_blocks, norms, packing, rope, saved_forms
 from autopar.ops import indexed_attention as indexed
 from autopar.ops import linear_cross_entropy as linear_loss
 from autopar.ops.capability import capability
 from autopar.ops.dropout_operator import dropout_rows, dropout_rows_reference
+from autopar.ops.random_index import as_rows
 
 log = logging.getLogger(__name__)
 Function: TypeAlias = Callable[..., Any]
@@ -169,6 +170,17 @@ def _refuse_copy(x: Tensor, *sizes: int) -> str | None:
     return "complex numbers and bool are copied by torch" if x.is_complex() or x.dtype == torch.bool else None
 
 
+def _refuse_block(x: Tensor, bits: int, seed: Tensor, salt: int, shape: list[int], runs: list[int]) -> str | None:
+    """Rounding: a block of supported dtype that is one row, or a grid of equal rows."""
+    if as_rows(shape, saved_forms.nested_runs(runs)) is None:
+        return "the block is no grid of equal rows"
+    return _refuse_dtype(x)
+
+
+def _refuse_form(kept: Tensor, *rest: Any) -> str | None:
+    return _refuse_dtype(torch.empty(0, dtype=rest[-1], device="meta"))
+
+
 def _table(*entries: tuple[Operator, Function, str, Callable[..., str | None]]) -> Registry:
     kernels = (Kernel(operator=o, reference=r, module=m, refusal=f) for o, r, m, f in entries)
     return Registry({kernel.name: kernel for kernel in kernels})
@@ -215,5 +227,9 @@ KERNELS = _table(
     (float8.quantised_tensor, float8.quantised_tensor_reference, "float8", _refuse_rounding),
     (packing.pack, packing.pack_reference, "packing", _refuse_copy),
     (packing.unpack, packing.unpack_reference, "packing", _refuse_copy),
+    (saved_forms.round_groups, saved_forms.round_groups_reference, "saved_forms", _refuse_block),
+    (saved_forms.unround_groups, saved_forms.unround_groups_reference, "saved_forms", _refuse_form),
+    (saved_forms.pack_bits, saved_forms.pack_bits_reference, "saved_forms", _refuse_dtype),
+    (saved_forms.unpack_bits, saved_forms.unpack_bits_reference, "saved_forms", _refuse_form),
 )
 """Every kernel of ours. AdamW is not among them: torch's own `fused=True` is one kernel on CPUs and on CUDA."""

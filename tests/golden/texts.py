@@ -14,7 +14,7 @@ import torch
 
 import autopar
 from autopar.plans.parallel_plan import Plan
-from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION, DEVICE
+from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION, DEVICE, WHOLE
 from tests.golden.cases import Case
 
 LEFT_OUT = frozenset({"statistics", "prices_hash", "notes"})
@@ -68,5 +68,5 @@ def _text(value: Any) -> str:
 
 
 def _is_empty(entry: Any) -> bool:
-    says_nothing = entry is None or entry is False or entry in (DEFAULT_IMPLEMENTATION, DEVICE)
+    says_nothing = entry is None or entry is False or entry in (DEFAULT_IMPLEMENTATION, DEVICE, WHOLE)
     return says_nothing or (isinstance(entry, list | Mapping) and not entry)

@@ -23,6 +23,7 @@ RUNS: dict[str, Callable[[], int]] = {
     "interpreted_kernels merge_blocks": partial(interpreted_kernels.compare, changed="merge_blocks"),
     "interpreted_kernels grouped_outer": partial(interpreted_kernels.compare, changed="grouped_outer"),
     "interpreted_kernels pack": partial(interpreted_kernels.compare, changed="pack"),
+    "interpreted_kernels round_groups": partial(interpreted_kernels.compare, changed="round_groups"),
     "interpreted_kernels quantised_rows": partial(interpreted_kernels.compare, changed="quantised_rows"),
     "interpreted_kernels indexed_attention": partial(interpreted_kernels.compare, changed="indexed_attention"),
 }

@@ -21,6 +21,8 @@ from autopar.ops.indexed_attention import indexed_attention_reference
 from autopar.ops.linear_cross_entropy import linear_cross_entropy_reference
 from autopar.ops.norms import add_layer_norm_reference, rms_norm_reference
 from autopar.ops.packing import pack_reference
+from autopar.ops.random_index import Runs
+from autopar.ops.saved_forms import flat_runs, pack_bits_reference, round_groups_reference
 from autopar.runtime.kernels import triton_merging as triton_merging
 from autopar.runtime.kernels import triton_norms as triton_norms
 from autopar.runtime.kernels import triton_rope as triton_rope
@@ -53,6 +55,7 @@ def cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
     yield from head_norm_cases(dtype)
     yield from rope_cases(dtype)
     yield from merging_cases(dtype)
+    yield from form_cases(dtype)
     for rows, columns in ((3, 64), (20, 5), (17, 300)):
         x = (1.75 * torch.randn(rows, columns).sign() * 2.0 ** -torch.randint(8, (rows, columns))).to(dtype)
         x[1] = 0
@@ -67,6 +70,28 @@ def cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
         yield "pack", (x, dim, position, pieces, padded)
         packed = pack_reference(x, dim, position, pieces, padded)
         yield "unpack", (packed, dim, position, pieces, padded, shape[dim])
+
+
+def form_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Blocks in rows that begin at multiples of 4 and not, of one group, of part of one and of several programs."""
+    seed = torch.tensor(-(1 << 40) - 7)
+    blocks: list[tuple[tuple[int, ...], Runs]] = [
+        ((3, 100), (((0, 3),), ((0, 100),))),
+        ((6, 300), (((2, 3),), ((100, 200),))),
+        ((5, 37), (((1, 4),), ((3, 31),))),
+        ((9, 700), (((0, 9),), ((0, 700),))),
+    ]
+    for bits in (8, 4, 2):
+        for shape, runs in blocks:
+            size = [sum(length for _, length in dim) for dim in runs]
+            x = torch.randn(size).to(dtype)
+            x[0] = 0.5
+            rounded = (x, bits, seed, (1 << 31) + 5, list(shape), flat_runs(runs))
+            yield "round_groups", rounded
+            yield "unround_groups", (round_groups_reference(*rounded), bits, size, dtype)
+    for x in (torch.relu(torch.randn(7, 13)).to(dtype), torch.rand(3, 1000) < 0.5):
+        yield "pack_bits", (x,)
+        yield "unpack_bits", (pack_bits_reference(x), list(x.shape), x.dtype)
 
 
 def norm_cases(rows: int, columns: int, dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:

@@ -2,6 +2,8 @@
 
     mm#3 (forward)      its output in its own layout       from mm#3 to its last reader of forward
     mm#3, saved         the same                           on to its last reader of backward
+    mm#3, in a form     its output while forward reads it, in little room up to where backward first wants it, and
+                        from there again as it was
     mm#3, recomputed    the same                           from where backward of its segment first wants it
     mul#9, a reader     its operand in the layout that     at mul#9
                         it wants
@@ -25,7 +27,15 @@ from torch import fx
 
 from autopar.layouts.placement import Layout, Mesh
 from autopar.planner.memory.lifetimes import Lifetimes
-from autopar.planner.memory.recomputation import ON_HOST, RECOMPUTED, SAVED, is_made_anywhere, made_again
+from autopar.planner.memory.possible_forms import forms_of
+from autopar.planner.memory.recomputation import (
+    FORM_OF,
+    ON_HOST,
+    RECOMPUTED,
+    SAVED,
+    is_made_anywhere,
+    made_again,
+)
 from autopar.planner.problem.build import Built, Variable
 from autopar.planner.problem.factorisation import Value, shape_of, value_of
 from autopar.planner.problem.graph_operators import base_of
@@ -126,6 +136,7 @@ class _Reader:
                 yield passing
                 continue
             yield from self._brought_again(node, output, index, bytes_, last)
+            yield from self._in_forms((node, output), index, bytes_, passing, last)
             if (node, output) in self._returned:  # held to the end, and saved beside that in another layout only
                 yield passing
                 beside = self._in_state(variable, self._beside(bytes_), SAVED)
@@ -149,6 +160,23 @@ class _Reader:
         if variable.availability is None or (brought := self._in_state(variable, bytes_, ON_HOST)) is None:
             return
         yield LiveBytes(index, brought, min([*self._uses(value), last]), last)
+
+    def _in_forms(
+        self, value: Value, index: int, bytes_: Floats, passing: LiveBytes, last: int
+    ) -> Iterator[LiveBytes]:
+        """What is saved in a form, beside itself as long as forward reads it, and itself again while backward does."""
+        states = self.built.variables[index].availability
+        for state in () if states is None else sorted({*states.tolist()} & FORM_OF.keys()):
+            chosen = self._in_state(self.built.variables[index], bytes_, state)
+            assert chosen is not None
+            part = forms_of(self.lifetimes).kept_part(value, FORM_OF[state])
+            if part == 1.0:
+                yield LiveBytes(index, chosen, passing.last + 1, last)
+                continue
+            kept = self._part(chosen, part)
+            first = min([*self._uses(value), last])
+            yield LiveBytes(index, kept, passing.first, first)
+            yield LiveBytes(index, chosen, first, last)
 
     def _made_again(self, value: Value, index: int, bytes_: Floats, end: int) -> Iterator[LiveBytes]:
         """From where backward first wants every copy to where it last does. What is made on the way through a span of
@@ -272,6 +300,9 @@ class _Reader:
 
     def _without(self, bytes_: Floats, saved: Floats) -> Floats:
         return self._derived(("without", id(saved)), bytes_, lambda: bytes_ - saved)
+
+    def _part(self, bytes_: Floats, part: float) -> Floats:
+        return self._derived(("part", part), bytes_, lambda: bytes_ * part)
 
     def _derived(self, what: Hashable, bytes_: Floats, make: Callable[[], Floats]) -> Floats:
         key = (what, id(bytes_))  # `_known` keeps both alive

@@ -17,14 +17,15 @@ The same trees say what forward itself saves: the cuts of the whole, which cost 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 from torch import fx
 
 from autopar.planner.memory.lifetimes import Lifetimes
-from autopar.planner.memory.spans import SpanBytes, Starts, extent
+from autopar.planner.memory.spans import SpanBytes, Starts, extent, spans_in
+from autopar.planner.memory.time_segments import span_of
 from autopar.planner.problem.prices import Floats
 
 SLOTS = 96
@@ -60,22 +61,7 @@ class NestedSpans:
 def fastest_nested(spans: SpanBytes, seconds: Sequence[float], room: float) -> NestedSpans | None:
     """The tree of cuts that takes the least seconds of those that hold at most `room` bytes; None where there is none.
     seconds: of forward of every segment."""
-    size = len(seconds)
-    if room <= 0.0:
-        return None
-    at = np.unique(np.linspace(0, size, min(size, MOST_SEGMENTS) + 1).round().astype(int))
-    passes = np.concatenate([[0.0], np.cumsum(seconds)])[at]
-    found = _Trees(
-        border=_slots(spans.saved[np.ix_(at, at)], room),
-        whole=_slots((spans.saved + spans.made)[np.ix_(at, at)], room),
-        seconds=passes[None, :] - passes[:, None],
-    ).best()
-    if found is None:
-        return None
-    starts, anew, cost = found
-    return NestedSpans(
-        starts=tuple(int(at[s]) for s in starts), anew=tuple((int(at[i]), int(at[j])) for i, j in anew), seconds=cost
-    )
+    return Trees.of(spans, seconds, room).best() if room > 0.0 else None
 
 
 def _slots(bytes_: Floats, room: float) -> Floats:
@@ -97,30 +83,63 @@ def given_up_by(lifetimes: Lifetimes, recompute_at: Mapping[str, Collection[str]
     return found
 
 
-class _Trees:
-    """The recursion. border: slots that a run hands on; whole: slots of a run made as a whole; seconds: of a pass."""
+def joined_by(lifetimes: Lifetimes, recompute_at: Mapping[str, Collection[str]]) -> Lifetimes:
+    """The lifetimes with the spans of a plan. recompute_at: of every operator that it computes again."""
+    starts = spans_in(lifetimes, recompute_at)
+    last = span_of(starts, lifetimes.segments.last)
+    again = {node for node in lifetimes.segment if str(node.meta["operator"]) in recompute_at}
+    in_last = any(span_of(starts, lifetimes.segment[node]) == last for node in again)
+    if not in_last and len(starts) == len(lifetimes.segments.names):
+        return lifetimes
+    return lifetimes.joined(starts, given_up_by(lifetimes, recompute_at), repeats_last=in_last)
 
-    def __init__(self, border: Floats, whole: Floats, seconds: Floats) -> None:
-        self.border, self.whole, self.seconds = border.astype(np.int64), whole, seconds
-        self.size = len(border) - 1
+
+class Trees:
+    """The recursion, over groups of neighbouring segments. at: the first segment of every group; spans, seconds: of
+    groups, a forward pass up to each; border: slots that a run hands on; whole: slots of a run made as a whole."""
+
+    def __init__(self, at: Sequence[int], spans: SpanBytes, passes: Floats, room: float) -> None:
+        self.at, self.spans, self.size = at, spans, len(passes) - 1
+        self.border = _slots(spans.saved, room).astype(np.int64)
+        self.whole = _slots(spans.saved + spans.made, room)
+        self.seconds = passes[None, :] - passes[:, None]
         self._best: dict[Run, Floats] = {}
         """Run -> (SLOTS + 1,) least seconds with so many slots."""
-
-    def best(self) -> tuple[list[int], list[Run], float] | None:
-        """(starts of the spans of the whole, runs made anew, seconds)."""
         for length in range(1, self.size + 1):
             for first in range(self.size - length + 1):
                 self._best[first, first + length] = self._of_run(first, first + length)
+
+    @staticmethod
+    def of(spans: SpanBytes, seconds: Sequence[float], room: float) -> Trees:
+        """Of some segments; seconds: of forward of every one."""
+        size = len(seconds)
+        at = np.unique(np.linspace(0, size, min(size, MOST_SEGMENTS) + 1).round().astype(int))
+        grouped = SpanBytes(saved=spans.saved[np.ix_(at, at)], made=spans.made[np.ix_(at, at)])
+        return Trees(at.tolist(), grouped, np.concatenate([[0.0], np.cumsum(seconds)])[at], room)
+
+    def of_segments(self, found: NestedSpans) -> NestedSpans:
+        """Spans of groups as those of segments."""
+        at = self.at
+        return replace(
+            found, starts=tuple(at[s] for s in found.starts), anew=tuple((at[i], at[j]) for i, j in found.anew)
+        )
+
+    def seconds_of(self, run: Run, slots: int) -> float:
+        """The least seconds of making a run again with so many slots; infinity where they do not do."""
+        return float(self._best[run][slots])
+
+    def best(self) -> NestedSpans | None:
+        """The fastest tree of a whole that backward begins behind."""
         whole = self._of_ends()
         if np.isinf(whole[0][SLOTS]):
             return None
         starts, anew, first, room = [0], list[Run](), 0, SLOTS
         while (cut := self._first_cut(whole, first, room)) is not None:
-            anew += self._anew((first, cut), room)
+            anew += self.anew((first, cut), room)
             room -= int(self.border[first, cut])
             starts.append(cut)
             first = cut
-        return starts, anew, float(whole[0][SLOTS])
+        return self.of_segments(NestedSpans(tuple(starts), tuple(anew), float(whole[0][SLOTS])))
 
     def _of_run(self, first: int, end: int) -> Floats:
         options = [np.where(np.arange(SLOTS + 1) >= self.whole[first, end], self.seconds[first, end], np.inf)]
@@ -151,8 +170,8 @@ class _Trees:
             return None
         return first + 1 + int(np.argmin([option[room] for option in self._cuts(found, first)]))
 
-    def _anew(self, run: Run, room: int) -> Iterator[Run]:
-        """The first parts of all cuts inside of a run."""
+    def anew(self, run: Run, room: int) -> Iterator[Run]:
+        """The first parts of all cuts inside of a run that is made again with so many slots."""
         stack = [(run, room)]
         while stack:
             (first, end), held = stack.pop()

@@ -5,6 +5,7 @@
     recomputed   computed again in backward of its own segment; costs its seconds and those of its edges twice, and once
                  more for every time that it is given up and made anew (`nested_spans.py`)
     on host      saved, and there in between (`one_mesh/host_labels.py` adds these labels)
+    in a form    saved, rounded or as a bit a value (`one_mesh/form_labels.py` adds these)
 
     x (saved) -> silu (recomputed) -> mul (dropped) -> mm        backward of mm reads mul: forbidden, it is dropped
     x (saved) -> silu (recomputed) -> mul (recomputed) -> mm     silu and mul are computed twice, two tensors less live
@@ -41,9 +42,12 @@ from autopar.planner.problem.factorisation import Value
 from autopar.planner.problem.prices import Floats
 from autopar.planner.problem.strategies import LayoutSet, Strategies
 from autopar.planner.solver import FORBIDDEN, Edge
+from autopar.plans.plan_value import MASK, ROUNDED_BITS
 from autopar.request.constraints import Recompute
 
 DROPPED, SAVED, RECOMPUTED, ON_HOST = 0, 1, 2, 3
+FORM_STATES = {form: ON_HOST + number for number, form in enumerate((MASK, *ROUNDED_BITS), 1)}
+FORM_OF = {state: form for form, state in FORM_STATES.items()}
 States: TypeAlias = tuple[int, ...]
 """States of one variable; empty: it has none (a parameter, a batch input, anything of backward)."""
 

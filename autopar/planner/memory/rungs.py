@@ -4,33 +4,44 @@
     recomputed              64 values    8.1 GiB    computed again in backward of their own block
     recomputed in spans     12 values    3.0 GiB    the same in a run of blocks, more than once where runs are nested
     on the host             20 values    5.5 GiB    copied there behind forward, and back in front of backward
+    as bits                  8 values    0.1 GiB    made small behind forward, and large in front of backward
+    in 4 bits               24 values    0.9 GiB    the same, rounded by chance
 
 A rung is a name. What an operator of a plan says decides (`rung_of`): whether it is recomputed, else where its values
-wait, by the plan's own word for it where this table has none. `WAITING` and `ADDED_BY` are all that a further way
-needs.
+wait, by the plan's own word for it where this table has none, else in which form. `WAITING`, `IN_FORM` and `ADDED_BY`
+are all that a further way needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import torch
 from torch import fx
 
 from autopar.graphs.copy_nodes import COPY_FROM_HOST, COPY_TO_HOST
 from autopar.graphs.forward_backward import Partition
 from autopar.graphs.node_values import VIEWS, is_getitem, node_bytes
+from autopar.ops.saved_forms import rounded_by_index
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.lowered_bytes import BACKWARD
 from autopar.planner.memory.spans import spans_in
 from autopar.plans.plan_value import DEVICE, HOST, OperatorPlan, PlanValue
-from autopar.plans.rung_names import IN_SPANS, KEPT, ON_HOST, RECOMPUTED, STATES_ON_HOST
+from autopar.plans.rung_names import IN_FORM, IN_SPANS, KEPT, ON_HOST, RECOMPUTED, STATES_ON_HOST
 from autopar.program import returned_values
 
 WAITING: Mapping[str, str] = {DEVICE: KEPT, HOST: ON_HOST}
 """Where values wait that are saved, as a plan says it (`saved_on`) -> rung."""
-ADDED_BY: Mapping[object, str] = {COPY_TO_HOST: ON_HOST, COPY_FROM_HOST: ON_HOST}
+MAKES_SMALL = frozenset({torch.ops.autopar.pack_bits.default, rounded_by_index})
+MAKES_LARGE = frozenset({torch.ops.autopar.unpack_bits.default, torch.ops.autopar.unround_groups.default})
+OWN = "that of its operator"
+ADDED_BY: Mapping[object, str] = {
+    COPY_TO_HOST: ON_HOST,
+    COPY_FROM_HOST: ON_HOST,
+    **dict.fromkeys(MAKES_SMALL | MAKES_LARGE, OWN),
+}
 """Target of a node that a program has for the sake of a rung alone -> that rung."""
-ORDER = (KEPT, RECOMPUTED, IN_SPANS, ON_HOST, STATES_ON_HOST)
+ORDER = (KEPT, RECOMPUTED, IN_SPANS, *IN_FORM.values(), ON_HOST, STATES_ON_HOST)
 """How rungs are listed; others behind these."""
 
 
@@ -59,13 +70,16 @@ class Rungs:
     def saved(self, node: fx.Node) -> str:
         """The rung of a value that forward hands to backward."""
         name = str(node.meta.get("operator", ""))
-        return KEPT if name in self._recomputed else self.of_operator.get(name, KEPT)
+        rung = KEPT if name in self._recomputed else self.of_operator.get(name, KEPT)
+        return KEPT if rung in IN_FORM.values() and node.target not in MAKES_SMALL else rung
 
     def added(self, node: fx.Node, in_backward: bool) -> str | None:
         """The rung for whose sake a program has a node; None where it would have it in any case."""
         rung = ADDED_BY.get(node.target)
         if rung is not None:
             name = str(node.meta.get("operator", node.name))
+            if rung == OWN:
+                return self.of_operator.get(name, KEPT)
             moves_parameter = name in self._on_host or name.endswith(BACKWARD)
             return STATES_ON_HOST if rung == ON_HOST and moves_parameter else rung
         return self.made_again(node) if in_backward else None
@@ -75,6 +89,8 @@ def rung_of(entry: OperatorPlan, in_span: bool) -> str:
     """By which way backward comes to what it reads of an operator."""
     if entry.recompute:
         return IN_SPANS if in_span else RECOMPUTED
+    if entry.saved_on == DEVICE and entry.saved_as in IN_FORM:
+        return IN_FORM[entry.saved_as]
     return WAITING.get(entry.saved_on, entry.saved_on)
 
 

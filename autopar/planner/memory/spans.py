@@ -73,6 +73,15 @@ class SpanBytes:
             fullest = max(fullest, held + float(self.made[first, end]))
         return fullest
 
+    def saved_by(self, starts: Starts) -> float:
+        """Bytes that forward hands on under a cut, beside what must be saved in any case."""
+        return float(sum(self.saved[run] for run in pairwise((*starts, len(self.saved) - 1))))
+
+    def part(self, first: int, end: int) -> SpanBytes:
+        """Of the segments first .. end - 1 alone."""
+        inside = slice(first, end + 1)
+        return SpanBytes(saved=self.saved[inside, inside], made=self.made[inside, inside])
+
     def least_saved(self, cap: float) -> Starts | None:
         """The cut that saves the least of those under a cap; None where there is none."""
         size = len(self.saved) - 1

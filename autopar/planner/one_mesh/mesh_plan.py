@@ -53,6 +53,7 @@ from autopar.planner.one_mesh.predict import choose_issue, dispatch_seconds, one
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.read_solution import (
     flops_of_pass,
+    form_statistics,
     implementation_statistics,
     prices_hash,
     read_data,
@@ -449,6 +450,7 @@ def plan_of(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetime
             "replicated_flops_share": replicated_flops_share(built, solution.assignment, mesh),
             "certificate": solution.certificate.kind,
             **implementation_statistics(operators),
+            **form_statistics(operators),
             **recomputation_statistics(built, solution.assignment, lifetimes),
         },
     )

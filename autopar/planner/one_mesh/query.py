@@ -35,6 +35,7 @@ from autopar.program import MicroProgram, Program
 from autopar.request import Request
 from autopar.request.constraints import Constraints, Recompute, parse_constraints
 from autopar.request.expert_load import load_shares
+from autopar.request.lossy import Lossy
 from autopar.request.memory_limit import budget
 from autopar.request.mesh_axes import AXIS_NAMES
 from autopar.request.offload import Offload, may_wait, why_not
@@ -59,6 +60,7 @@ class Query:
     bound_constraints: tuple[BoundConstraint, ...] = ()
     recompute: Recompute | None = None
     offload: Offload | None = None
+    lossy: Lossy | None = None
     kernels: tuple[str, ...] = ()
     """Kinds of groups that are operators of ours in the program."""
     expert_load: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -136,6 +138,7 @@ class Query:
             warm_start=Plan.load(older) if isinstance(older, str | Path) else older,
             recompute=request.recompute,
             offload=request.offload,
+            lossy=request.lossy,
             offered=alternatives_offered(request.precision),
             micro_batches=request.micro_batches if shards is None else shards.count // cluster.num_devices,
             deterministic=request.deterministic if shards or not num_shards(request.deterministic) else True,

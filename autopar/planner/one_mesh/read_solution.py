@@ -18,16 +18,30 @@ from autopar.cost_models.kernel_seconds import dtype_name
 from autopar.graphs.operator_names import base_name
 from autopar.layouts.placement import Layout, Mesh, replicated
 from autopar.planner.memory.lifetimes import Lifetimes
-from autopar.planner.memory.recomputation import ON_HOST, RECOMPUTED, SAVED, state_of
+from autopar.planner.memory.possible_forms import added_variance
+from autopar.planner.memory.recomputation import FORM_OF, ON_HOST, RECOMPUTED, SAVED, state_of
 from autopar.planner.problem.build import Built, Variable
 from autopar.planner.problem.prices import Floats
 from autopar.planner.solver import FORBIDDEN, Problem
-from autopar.plans.plan_text import axes_in_words, format_placements, in_words, parameter_in_words
-from autopar.plans.plan_value import DEFAULT_IMPLEMENTATION, DEVICE, HOST, OperatorPlan, ParameterPlan
+from autopar.plans.plan_text import SAVED_AS, axes_in_words, format_placements, in_words, parameter_in_words
+from autopar.plans.plan_value import (
+    DEFAULT_IMPLEMENTATION,
+    DEVICE,
+    HOST,
+    MASK,
+    ROUNDED_BITS,
+    WHOLE,
+    OperatorPlan,
+    ParameterPlan,
+)
 from autopar.program import Program
 
 Assignment = NDArray[np.int64]
-_STATES: Mapping[int | None, str] = {RECOMPUTED: ", computed again in backward", ON_HOST: ", waits on the host"}
+_STATES: Mapping[int | None, str] = {
+    RECOMPUTED: ", computed again in backward",
+    ON_HOST: ", waits on the host",
+    **{state: f", saved {SAVED_AS[form]}" for state, form in FORM_OF.items()},
+}
 NEAREST = 2
 """Other choices that are named beside every choice."""
 
@@ -80,6 +94,7 @@ def _read_operator(built: Built, assignment: Assignment, node: fx.Node, index: i
         recompute=is_recomputed,
         recompute_at=built.variables[index].anew if is_recomputed else (),
         saved_on=HOST if state == ON_HOST else DEVICE,
+        saved_as=WHOLE if state is None else FORM_OF.get(state, WHOLE),
         implementation=strategies.implementation(chosen),
     )
 
@@ -96,7 +111,7 @@ def recomputation_statistics(built: Built, assignment: Assignment, lifetimes: Li
         state, home = state_of(built.variables[index], int(assignment[index])), lifetimes.segment[node]
         if state == RECOMPUTED:
             again.setdefault(home, []).append(base_name(node.target))
-        elif state in (SAVED, ON_HOST) and home in lifetimes.reading_segments(node):
+        elif state in (SAVED, ON_HOST, *FORM_OF) and home in lifetimes.reading_segments(node):
             kept[home] = kept.get(home, 0) + 1
     blocks = {segment for segment, name in enumerate(lifetimes.segments.names) if name}
     full = [segment for segment in again if segment in blocks and segment not in kept]
@@ -109,6 +124,19 @@ def recomputation_statistics(built: Built, assignment: Assignment, lifetimes: Li
     if again and max(spans.lengths) > 1:
         parts.append(f"in {len(spans.starts)} spans of up to {max(spans.lengths)} segments")
     return {"recomputed": ", ".join(parts)} if parts else {}
+
+
+def form_statistics(operators: Mapping[str, OperatorPlan]) -> dict[str, str]:
+    """{"saved smaller": how many operators in which form, and how much of their variance over samples rounding adds to
+    gradients}, or nothing."""
+    counts = Counter(operator.saved_as for operator in operators.values() if operator.saved_as != WHOLE)
+    parts = [f"{counts[form]} {SAVED_AS[form]}" for form in (MASK, *ROUNDED_BITS) if form in counts]
+    fewest = min((bits for form, bits in ROUNDED_BITS.items() if form in counts), default=None)
+    if fewest is not None:
+        parts.append(
+            f"which adds to a gradient up to {added_variance(fewest):.2g} of the variance that it has over samples"
+        )
+    return {"saved smaller": ", ".join(parts)} if parts else {}
 
 
 def implementation_statistics(operators: Mapping[str, OperatorPlan]) -> dict[str, str]:

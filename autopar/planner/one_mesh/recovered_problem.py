@@ -18,16 +18,15 @@ from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.layouts.placement import Mesh, Shard
 from autopar.passes.lowering.check_plan import operator_plan
 from autopar.planner.memory.lifetimes import Lifetimes
-from autopar.planner.memory.nested_spans import given_up_by
-from autopar.planner.memory.recomputation import ON_HOST, RECOMPUTED, expand
-from autopar.planner.memory.spans import spans_in
-from autopar.planner.memory.time_segments import module_segments, span_of
+from autopar.planner.memory.nested_spans import joined_by
+from autopar.planner.memory.recomputation import FORM_OF, FORM_STATES, ON_HOST, RECOMPUTED, expand
+from autopar.planner.memory.time_segments import module_segments
 from autopar.planner.one_mesh.mesh_plan import price
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.read_solution import describe
 from autopar.planner.one_mesh.restrict import narrowed
 from autopar.planner.one_mesh.warm_start import Rows, rows_like
-from autopar.planner.one_mesh.within_memory import host_labels, kernel_seconds
+from autopar.planner.one_mesh.within_memory import form_labels, host_labels, kernel_seconds
 from autopar.planner.problem.build import Built, Variable
 from autopar.planner.problem.constraint_targets import recompute_of
 from autopar.planner.problem.factorisation import shape_of
@@ -82,15 +81,12 @@ def recover(query: Query, plan: Plan) -> Recovered:
     plain = price(query, plan.mesh)
     built = plain
     if plan.recomputed:
-        spans = spans_in(lifetimes, plan.recomputed)
-        last = span_of(spans, lifetimes.segments.last)
-        again = {node for node in lifetimes.segment if str(node.meta["operator"]) in plan.recomputed}
-        in_last = any(span_of(spans, lifetimes.segment[node]) == last for node in again)
-        if in_last or len(spans) < len(lifetimes.segments.names):
-            moments = {name: plan.operators[name].recompute_at for name in plan.recomputed}
-            lifetimes = lifetimes.joined(spans, given_up_by(lifetimes, moments), repeats_last=in_last)
-    if plan.recomputed or plan.waits_on_host:
+        lifetimes = joined_by(lifetimes, {name: plan.operators[name].recompute_at for name in plan.recomputed})
+    if plan.recomputed or plan.waits_on_host or plan.saved_smaller:
         built = expanded(query, plain, lifetimes)
+    if plan.saved_smaller:
+        forms = form_labels(query, plan.mesh, lifetimes)
+        built = forms.added(built, forms.candidates(plain))
     if plan.waits_on_host:
         return _with_host(query, plan, plain, built, lifetimes)
     return Recovered(query, plan.mesh, plain, built, _labels_of(built, plan), lifetimes)
@@ -133,7 +129,9 @@ def agreeing(variable: Variable, built: Built, plan: Plan, *, any_implementation
         rows = rows[[variable.labels[row].stored_on == memory for row in rows.tolist()]]
     if variable.kind == "operator" and variable.availability is not None and variable.name in plan.operators:
         states, entry = variable.availability[rows], plan.operators[variable.name]
-        rows = rows[((states == RECOMPUTED) == entry.recompute) & ((states == ON_HOST) == (entry.saved_on == HOST))]
+        in_form = FORM_STATES.get(entry.saved_as, -1)
+        is_so = ((states == RECOMPUTED) == entry.recompute) & ((states == ON_HOST) == (entry.saved_on == HOST))
+        rows = rows[is_so & (np.where(np.isin(states, [*FORM_OF]), states, -1) == in_form)]
     return rows
 
 

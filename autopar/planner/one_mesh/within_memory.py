@@ -25,8 +25,10 @@ from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.lowered_bytes import transient_bytes
 from autopar.planner.memory.memory_rows import MemoryModel
 from autopar.planner.memory.nested_spans import fastest_nested
+from autopar.planner.memory.possible_forms import allowed_forms
 from autopar.planner.memory.recomputation import (
     DROPPED,
+    FORM_STATES,
     ON_HOST,
     RECOMPUTED,
     SAVED,
@@ -36,6 +38,7 @@ from autopar.planner.memory.recomputation import (
 )
 from autopar.planner.memory.shortage import DoesNotFit, SearchEnded, fullest_parts
 from autopar.planner.memory.spans import SpanBytes, smallest_spans
+from autopar.planner.one_mesh.form_labels import FormLabels
 from autopar.planner.one_mesh.host_labels import PHASES, HostLabels
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.problem.build import Built
@@ -66,6 +69,9 @@ ORDERS = ((SAVED, DROPPED, RECOMPUTED), (RECOMPUTED, SAVED, DROPPED))
 """States that a start may take: as much as possible saved, as much as possible recomputed."""
 ON_HOST_ORDERS = ((ON_HOST, SAVED, DROPPED, RECOMPUTED), (RECOMPUTED, ON_HOST, SAVED, DROPPED))
 """As much as possible on the host; as little as possible on the device: what cannot be made again is on the host."""
+SMALLEST_FORMS = tuple(sorted(FORM_STATES.values(), reverse=True))
+FORM_ORDERS = ((*SMALLEST_FORMS, SAVED, DROPPED, RECOMPUTED), (RECOMPUTED, *SMALLEST_FORMS, SAVED, DROPPED))
+"""As much as possible in as little room as there is; what cannot be made again is."""
 Labels = NDArray[np.int64]
 
 
@@ -93,6 +99,8 @@ class WithinMemory:
     """Bytes that stay free for copies that are under way."""
     way: str = ALONE
     """How it makes room, in words."""
+    has_forms: bool = False
+    """Whether something may be saved in less room."""
 
     @staticmethod
     def of(
@@ -107,8 +115,11 @@ class WithinMemory:
         """The problem with recomputation as far as the query allows it; with the memory of the host where
         `hidden_copies` says whether copies to it are to hide."""
         by_operator = recompute_of(query.program, query.constraints)
-        nowhere = query.recompute == "none" and not by_operator and hidden_copies is None
+        forms = form_labels(query, mesh, lifetimes)
+        smaller = forms.candidates(plain)
+        nowhere = query.recompute == "none" and not by_operator and hidden_copies is None and not smaller
         built = plain if nowhere else expand(plain, lifetimes, query.recompute, by_operator)
+        built = forms.added(built, smaller) if smaller else built
         links, ahead = tuple[MemoryRow, ...](), 0.0
         if hidden_copies is not None:
             labels = host_labels(query, mesh, lifetimes, hidden=hidden_copies)
@@ -119,8 +130,9 @@ class WithinMemory:
         began = time.process_time()
         known, prices = list[Labels](), dict[int, float]()
         return WithinMemory(
-            query, mesh, plain, built, lifetimes, starts, models, beyond, known, prices, began, links, ahead, way
-        )
+            query, mesh, plain, built, lifetimes, starts, models, beyond, known, prices, began, links, ahead, way,
+            bool(smaller),
+        )  # fmt: skip
 
     @staticmethod
     def each(
@@ -151,7 +163,7 @@ class WithinMemory:
         if is_smaller:
             yield (search := of(lifetimes.joined(cut), way=SPANS))
         room = query.budget_bytes - search.least_bytes + spans.peak(cut if is_smaller else alone)
-        seconds = _seconds_of_segments(plain, lifetimes, starts[0])
+        seconds = seconds_of_segments(plain, lifetimes, starts[0])
         for share in LIMITS.nested_rooms if query.recompute != "none" else ():
             nested = fastest_nested(spans, seconds, share * room)
             if nested is not None and nested.starts != alone:
@@ -194,7 +206,7 @@ class WithinMemory:
     def solve(self) -> Solution:
         """The optimum under the limit, as far as the moments are known. Raises DoesNotFit and SearchEnded."""
         model = self.models[id(self.built)]
-        orders = (*ORDERS, *(ON_HOST_ORDERS if self._has_host_labels else ()))
+        orders = (*ORDERS, *self._other_orders)
         starts = [with_states(self.plain, self.built, start, states) for start in self.starts for states in orders]
         plans = [model.over_time(labels) + self.beyond for labels in (*starts, *self.known)]
         positions, limit = model.fullest_positions(plans), self.query.budget_bytes - self.ahead
@@ -242,7 +254,7 @@ class WithinMemory:
             _note(problem, with_states(self.plain, self.built, start, (SAVED, DROPPED, RECOMPUTED)), found)
             again = with_states(self.plain, self.built, start, (RECOMPUTED, SAVED, DROPPED))
             fits = _note(problem, again, found)
-            for states in ON_HOST_ORDERS if self._has_host_labels else ():
+            for states in self._other_orders:
                 away = with_states(self.plain, self.built, start, states)
                 if _note(problem, away, found) and not fits:
                     fits, again = True, away
@@ -253,6 +265,11 @@ class WithinMemory:
     @property
     def _has_host_labels(self) -> bool:
         return bool(self.links)
+
+    @property
+    def _other_orders(self) -> Sequence[tuple[int, ...]]:
+        """Those with the host, and with forms, where there are some."""
+        return (*(ON_HOST_ORDERS if self._has_host_labels else ()), *(FORM_ORDERS if self.has_forms else ()))
 
     def _states_of(self, problem: Problem, start: Labels, again: Labels, seconds: float) -> Labels:
         """The best states beside the strategies of `start`: a small problem, which often answers the large one."""
@@ -282,6 +299,17 @@ def host_labels(query: Query, mesh: Mesh, lifetimes: Lifetimes, *, hidden: bool)
     )
 
 
+def form_labels(query: Query, mesh: Mesh, lifetimes: Lifetimes) -> FormLabels:
+    """What adds labels of forms for a query."""
+    return FormLabels(
+        device=query.cluster.device,
+        mesh=mesh,
+        lifetimes=lifetimes,
+        rounded=allowed_forms(query.lossy),
+        count=1 if query.micro is None else query.micro.count,
+    )
+
+
 def kernel_seconds(plain: Built, labels: Labels) -> dict[str, float]:
     """Seconds of the operators of each phase, in a step."""
     found = dict.fromkeys(PHASES, 0.0)
@@ -301,7 +329,7 @@ def local_bytes(built: Built, mesh: Mesh, labels: Labels, value: Value) -> float
     return tensor_bytes(node, output) * local_fraction(layout, shape_of(node, output), mesh)
 
 
-def _seconds_of_segments(built: Built, lifetimes: Lifetimes, labels: Labels) -> list[float]:
+def seconds_of_segments(built: Built, lifetimes: Lifetimes, labels: Labels) -> list[float]:
     """Of the operators of forward, under labels of the plain problem."""
     seconds = [0.0] * len(lifetimes.segments.names)
     for node, segment in lifetimes.segment.items():

@@ -13,7 +13,8 @@ the runtime does once (`step_values`): once per step. What recomputation adds: t
 leads to the gradient of one parameter and to nothing else is W, as the runtime splits backward; the reduction of a
 gradient is W too, where it is done for every micro-batch.
 
-Where bytes belong. A value that backward reads: to the segment that reads it, its own or else the first. A parameter
+Where bytes belong. A value that backward reads: to the segment that reads it, its own or else the first; a stage behind
+that reads it too has a copy of its own, and the one in front none where only gradients are read beside it. A parameter
 with its state: to every segment that reads it. A value of forward that a later segment reads crosses all borders
 between, but for what every stage makes for itself (`passes/stages/place_stages.py`): masks, and casts of parameters
 that several stages read. Of such a parameter each stage has a gradient of its own, which they add up once per step.
@@ -21,9 +22,10 @@ that several stages read. Of such a parameter each stage has a gradient of its o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 import numpy as np
 import torch
@@ -35,8 +37,9 @@ from autopar.layouts.placement import Mesh
 from autopar.passes.arguments import argument
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.live_bytes import LiveBytes, find_live_bytes
-from autopar.planner.memory.recomputation import DROPPED, RECOMPUTED, SAVED, expand, with_states
-from autopar.planner.pipelines.block_table import MODES, BlockTable
+from autopar.planner.memory.recomputation import DROPPED, ON_HOST, RECOMPUTED, SAVED, expand, state_of, with_states
+from autopar.planner.one_mesh.host_labels import COPIES_AT_ONCE, HostLabels
+from autopar.planner.pipelines.block_table import HOST_MODES, MODES, RECOMPUTE_OF, BlockTable
 from autopar.planner.pipelines.gradient_totals import adding_seconds
 from autopar.planner.pipelines.runs import Runs
 from autopar.planner.pipelines.step_values import StepValues
@@ -48,10 +51,15 @@ from autopar.planner.problem.prices import Floats, Prices, tensor_bytes
 from autopar.planner.problem.strategies import local_fraction
 from autopar.planner.solver import evaluate, is_forbidden
 from autopar.program import Program
+from autopar.request.offload import ACTIVATIONS
 from autopar.rules.engine import tensor_operands
 
 Labels = NDArray[np.int64]
 FORWARD, BACKWARD, WEIGHT = 0, 1, 2
+WHOLE = 2
+"""Of transients, in the place of W: those of a backward that is not split."""
+AGAIN_FIRST, ON_HOST_FIRST = (RECOMPUTED, SAVED, DROPPED), (RECOMPUTED, ON_HOST, SAVED, DROPPED)
+"""The states that operators of a stage take, the first that they have: without and with the memory of the host."""
 STILL_SECONDS = 1e-7
 """Redistributions below this move nothing: they cost tie-breaks at most."""
 
@@ -73,10 +81,26 @@ class Solved:
         """The problem and labels with recomputation everywhere in one way; None where some value rules that out."""
         if mode == "none":
             return self.built, self.labels
-        built = expand(self.built, self.lifetimes, "selective" if mode == "selective" else "full")
-        labels = with_states(self.built, built, self.labels, (RECOMPUTED, SAVED, DROPPED))
+        built = expand(self.built, self.lifetimes, RECOMPUTE_OF[mode])
+        if mode in HOST_MODES:
+            built = self.with_host(built)
+        labels = with_states(self.built, built, self.labels, ON_HOST_FIRST if mode in HOST_MODES else AGAIN_FIRST)
         cost, _ = evaluate(built.problem, labels)
         return None if is_forbidden(np.array(cost)) else (built, labels)
+
+    def with_host(self, built: Built) -> Built:
+        """An expanded problem with labels of what waits on the host, at no cost: passes are priced with their copies
+        as a whole."""
+        labels = HostLabels(
+            cluster=self.prices.cluster,
+            mesh=self.mesh,
+            state_bytes=self.state_bytes,
+            lifetimes=self.lifetimes,
+            may_wait=(ACTIVATIONS,),
+            count=0,
+            hidden=False,
+        )
+        return labels.added(built, {})[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +110,10 @@ class SolvedWay:
     built: Built
     labels: Labels
     live_bytes: Sequence[LiveBytes]
+    moved_bytes: Floats
+    """(segments,) that wait on the host."""
+    ahead_bytes: float
+    """For copies that are under way."""
 
 
 def ways_of(solved: Solved, modes: Iterable[str] = MODES) -> dict[str, SolvedWay]:
@@ -96,8 +124,36 @@ def ways_of(solved: Solved, modes: Iterable[str] = MODES) -> dict[str, SolvedWay
         if expanded is not None:
             built, labels = expanded
             live_bytes = find_live_bytes(built, solved.mesh, solved.state_bytes, solved.lifetimes)
-            ways[mode] = SolvedWay(built=built, labels=labels, live_bytes=live_bytes)
+            moved = np.zeros(len(solved.lifetimes.segments.names))
+            largest = 0.0
+            for segment, held in _on_host(solved, built, labels):
+                moved[segment] += held
+                largest = max(largest, held)
+            ways[mode] = SolvedWay(
+                built=built,
+                labels=labels,
+                live_bytes=live_bytes,
+                moved_bytes=moved,
+                ahead_bytes=COPIES_AT_ONCE * largest,
+            )
     return ways
+
+
+def _on_host(solved: Solved, built: Built, labels: Labels) -> Iterator[tuple[int, float]]:
+    """(segment, bytes on one device) of every value that waits on the host."""
+    for node, index in built.operators.items():
+        variable, label = built.variables[index], int(labels[index])
+        if state_of(variable, label) == ON_HOST:
+            for output in solved.lifetimes.saved_outputs(node):
+                yield solved.lifetimes.segment[node], _local_bytes(variable, label, node, output, solved.mesh)
+
+
+def _local_bytes(variable: Variable, label: int, node: fx.Node, output: int, mesh: Mesh) -> float:
+    layouts = variable.layouts[output]
+    if layouts is None:
+        return 0.0
+    layout = layouts.distinct[layouts.index[label]]
+    return local_fraction(layout, shape_of(node, output), mesh) * tensor_bytes(node, output)
 
 
 def block_table(
@@ -109,10 +165,14 @@ def block_table(
     micro_batches: int,
     *,
     gather_once: bool = False,
+    copy_rates: tuple[float, float] = (math.inf, math.inf),
+    host_capacity_bytes: float = math.inf,
 ) -> BlockTable:
     """The table of a solved sub-mesh. send_seconds: of so many bytes from every device to its peer in the next stage.
 
     Outputs of the model live for the whole batch. gather_once: every stage gathers its parameters once per step.
+    copy_rates: bytes per second to the host and from there; copies hide behind the pass of their block.
+    host_capacity_bytes: what a device may fill of the host's memory.
     """
     seconds = {mode: _Seconds(solved, way.built, way.labels, gather_once) for mode, way in ways.items()}
     bytes_ = {mode: _Bytes(solved, way, micro_batches, gather_once) for mode, way in ways.items()}
@@ -127,6 +187,7 @@ def block_table(
             np.maximum.at(row, np.array(runs.of_segment), value)
         return rows
 
+    copies = added(way.moved_bytes for way in ways.values())
     sends = _crossing_bytes(solved, runs)
     parameters = added([_parameter_bytes(solved)])[0]
     return BlockTable(
@@ -136,13 +197,19 @@ def block_table(
         gather_once=gather_once,
         pass_seconds=host_pass_seconds(solved.prices.cluster.device),
         modes=tuple(ways),
-        forward_seconds=added(each.of_passes[FORWARD] for each in seconds.values()),
-        backward_seconds=added(each.of_passes[BACKWARD] for each in seconds.values()),
+        forward_seconds=np.maximum(added(s.of_passes[FORWARD] for s in seconds.values()), copies / copy_rates[0]),
+        backward_seconds=np.maximum(added(s.of_passes[BACKWARD] for s in seconds.values()), copies / copy_rates[1]),
+        host_bytes=copies,
+        host_capacity_bytes=host_capacity_bytes,
+        ahead_bytes=max(way.ahead_bytes for way in ways.values()),
         weight_seconds=added(each.of_passes[WEIGHT] for each in seconds.values()),
         saved_bytes=added(each.saved for each in bytes_.values()),
         weight_saved_bytes=added(each.weight_saved for each in bytes_.values()),
         forward_extra_bytes=largest(each.extra[FORWARD] for each in bytes_.values()),
         backward_extra_bytes=largest(each.extra[BACKWARD] for each in bytes_.values()),
+        whole_extra_bytes=largest(each.extra[WHOLE] for each in bytes_.values()),
+        arrived_bytes=np.stack([each.arrived[_ends_of(runs)] for each in bytes_.values()]),
+        handed_bytes=np.stack([each.handed[_ends_of(runs)] for each in bytes_.values()]),
         state_bytes=added([bytes_[base].states])[0],
         update_bytes=added([bytes_[base].updates])[0],
         once_seconds=added([seconds[base].once])[0],
@@ -152,6 +219,11 @@ def block_table(
         twin_seconds=np.array([send_seconds(size) for size in parameters], dtype=np.float64),
         shared=tuple((blocks, send_seconds(size)) for blocks, size in _shared_parameters(solved, runs)),
     )
+
+
+def _ends_of(runs: Runs) -> list[int]:
+    """The last segment of every run but the last."""
+    return [segment for segment, (run, behind) in enumerate(pairwise(runs.of_segment)) if run != behind]
 
 
 def weight_operators(program: Program, lifetimes: Lifetimes) -> set[fx.Node]:
@@ -294,11 +366,15 @@ class _Bytes:
         self.states: Floats = np.zeros(size)
         self.updates: Floats = np.zeros(size)
         self.saved: Floats = np.zeros(size)
+        self.arrived: Floats = np.zeros(size)
+        """Behind every segment, what a stage that begins there keeps of what a segment in front counts."""
+        self.handed: Floats = np.zeros(size)
+        """Of what a segment keeps, what a stage that ends there does not, as the stage behind runs what reads it."""
         self._change = np.zeros(self.lifetimes.end + 2)
         late = solved.weights | {node for node in self.lifetimes.in_order if weight_share(node)}
         self._read_by_weights = {value for node in late for value in _operands(node)}
-        self._freed: dict[int, list[tuple[int, float]]] = {}
-        """Segment -> (last position, bytes) of what it keeps and backward drops before W."""
+        self._freed: dict[int, list[tuple[int, float, bool]]] = {}
+        """Segment -> (last position, bytes, whether W reads it) of what it keeps and backward drops."""
         self._turn = sum(node.meta["phase"] != "backward" for node in self.lifetimes.in_order)
         step = StepValues(solved.built, solved.labels, solved.lifetimes, solved.mesh) if gather_once else None
         for live in way.live_bytes:
@@ -306,7 +382,7 @@ class _Bytes:
                 self._read(live, micro_batches)
         if step is not None:
             self._hold_gathered(step)
-        self.extra = self._extra()
+        self.extra = self._extra() + way.ahead_bytes
         self.weight_saved = self._weight_saved()
 
     def _read(self, live: LiveBytes, micro_batches: int) -> None:
@@ -323,8 +399,10 @@ class _Bytes:
         elif live.first < self._turn <= live.last:
             keeper = self._keeper(variable.node)
             self.saved[keeper] += held
-            if self._read_by_weights.isdisjoint(_values(variable.node)):
-                self._freed.setdefault(keeper, []).append((live.last, held))
+            self.arrived[keeper : max(self._wanted_in(variable), default=keeper)] += held
+            self.handed[keeper] += held if self._is_left(variable.node, keeper) else 0.0
+            late = not self._read_by_weights.isdisjoint(_values(variable.node))
+            self._freed.setdefault(keeper, []).append((live.last, held, late))
         else:
             self._change[live.first] += held
             self._change[self._last_here(variable.node, live) + 1] -= held
@@ -358,16 +436,61 @@ class _Bytes:
         }
         return own if own in readers or not readers else min(readers)
 
+    def _is_left(self, node: fx.Node, keeper: int) -> bool:
+        """Whether what reads a value in backward of its segment runs in the stage behind, which has it, too
+        (`place_stages`): a border that is read beside gradients only."""
+        lifetimes = self.lifetimes
+        if lifetimes.segment.get(node) != keeper:
+            return False
+        forward = {lifetimes.segment[r] for value in _values(node) for r in lifetimes.forward_readers.get(value, ())}
+        backward = [r for value in _values(node) for r in lifetimes.backward_readers.get(value, ())]
+        beside = {s for r in backward if lifetimes.segment[r] == keeper for s, _ in _operands(r)} - {node}
+        return bool(forward) and keeper not in forward and all(s.meta.get("phase") == "backward" for s in beside)
+
+    def _wanted_in(self, variable: Variable) -> set[int]:
+        """The segments whose backward reads an operator of forward, or makes again what reads it."""
+        node, lifetimes = variable.node, self.lifetimes
+        if node not in lifetimes.segment:
+            return set()
+        return lifetimes.backward_segments(node) if variable.availability is None else lifetimes.reading_segments(node)
+
     def _extra(self) -> Floats:
-        """(2, segments) the most that comes and goes within a pass; what the segment itself keeps makes room in
-        backward behind its last reader, but for what W reads."""
-        found = np.zeros((2, len(self.saved)))
+        """(3, segments) the most that comes and goes within a pass; what the segment itself keeps makes room in
+        backward behind its last reader, but in one that is split for what W reads."""
+        found = np.zeros((3, len(self.saved)))
         for position, (node, held) in enumerate(zip(self.lifetimes.in_order, np.cumsum(self._change), strict=False)):
-            late = BACKWARD if node.meta["phase"] == "backward" else FORWARD
             segment = self.lifetimes.segment[node]
-            room = sum(size for last, size in self._freed.get(segment, ()) if last < position) if late else 0.0
-            found[late, segment] = max(found[late, segment], held - room)
+            if node.meta["phase"] != "backward":
+                found[FORWARD, segment] = max(found[FORWARD, segment], held)
+                continue
+            room = {late: self._room(segment, position, late) for late in (False, True)}
+            found[BACKWARD, segment] = max(found[BACKWARD, segment], held - room[False])
+            found[WHOLE, segment] = max(found[WHOLE, segment], held - room[False] - room[True])
+        found[BACKWARD:] += self._passed_through()
         return found
+
+    def _room(self, segment: int, position: int, late: bool) -> float:
+        """What backward of a segment has dropped in front of a position. late: of what W reads."""
+        freed = self._freed.get(segment, ())
+        return sum(size for last, size, of_weight in freed if last < position and of_weight is late)
+
+    def _passed_through(self) -> Floats:
+        """(segments,) the largest value on the way through a span, which live bytes leave out (`live_bytes.py`)."""
+        found = np.zeros(len(self.saved))
+        for node, segment in self.lifetimes.segment.items():
+            if not self.lifetimes.is_span(segment) or node.meta["phase"] == "backward":
+                continue
+            variable, label = self.built.variables[self.built.operators[node]], self._label_of(node)
+            if state_of(variable, label) == RECOMPUTED:
+                for output in range(len(variable.layouts)):
+                    if (node, output) not in self.lifetimes.backward_readers:
+                        found[segment] = max(
+                            found[segment], _local_bytes(variable, label, node, output, self._mesh)
+                        )
+        return found
+
+    def _label_of(self, node: fx.Node) -> int:
+        return int(self.labels[self.built.operators[node]])
 
     def _weight_saved(self) -> Floats:
         """What the operators of W read, but for parameters."""

@@ -11,7 +11,8 @@ on the fullest device of the sub-mesh.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,10 +20,21 @@ from numpy.typing import NDArray
 
 from autopar.cost_models.stage_costs import StageCosts
 from autopar.errors import ConfigurationError
+from autopar.request.constraints import Recompute
 
 Floats = NDArray[np.float64]
 MODES = ("none", "selective", "full")
 """Ways of recomputation."""
+HOST_MODES = ("saved on host", "borders on host")
+"""Ways in which what forward saves waits on the host: of "none", and of "full"."""
+RECOMPUTE_OF: Mapping[str, Recompute] = {
+    "none": "none",
+    "selective": "selective",
+    "full": "full",
+    "saved on host": "none",
+    "borders on host": "full",
+}
+"""What a way of a stage computes again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +72,15 @@ class BlockTable:
     once_seconds: Floats
     send_bytes: Floats
     send_seconds: Floats
+    whole_extra_bytes: Floats | None = None
+    """(R, N) `backward_extra_bytes` where backward is not split, so that what W reads goes once it is read; None: as
+    many."""
+    arrived_bytes: Floats | None = None
+    """(R, N - 1), None counts as 0: of what crosses a border, what the stage behind it keeps too, beside a block in
+    front that counts it."""
+    handed_bytes: Floats | None = None
+    """(R, N - 1), None counts as 0: of what the block in front of a border counts, what a stage that ends there does
+    not keep, as backward reads it in the stage behind."""
     update_bytes: Floats | None = None
     parameter_bytes: Floats | None = None
     twin_seconds: Floats | None = None
@@ -69,6 +90,12 @@ class BlockTable:
     shared: tuple[tuple[tuple[int, ...], float], ...] = ()
     """(blocks that read one parameter, seconds of adding up its gradients over two stages), once per step."""
     group: int = 0
+    host_bytes: Floats | None = None
+    """(R, N) that wait on the host; None counts as 0."""
+    host_capacity_bytes: float = math.inf
+    """What one device may fill of the host's memory."""
+    ahead_bytes: float = 0.0
+    """For copies to the host and back that are under way, where something waits there; counted in the extra bytes."""
     gather_once: bool = False
     """Stages gather their parameters once per step."""
     pass_seconds: float = 0.0
@@ -89,6 +116,12 @@ class BlockTable:
                 if getattr(self, name) is not None
             },
             **dict.fromkeys(_BY_MODE, shape),
+            **{name: shape for name in ("host_bytes", "whole_extra_bytes") if getattr(self, name) is not None},
+            **{
+                name: (shape[0], shape[1] - 1)
+                for name in ("arrived_bytes", "handed_bytes")
+                if getattr(self, name) is not None
+            },
             **dict.fromkeys(("state_bytes", "once_seconds"), shape[1:]),
             **dict.fromkeys(("send_bytes", "send_seconds"), (shape[1] - 1,)),
             **{
@@ -130,11 +163,32 @@ class BlockTable:
             near=near,
         )
 
+    def on_device(self) -> BlockTable | None:
+        """The ways in which nothing waits on the host, where these are some of all."""
+        rows = [row for row, mode in enumerate(self.modes) if mode not in HOST_MODES]
+        if not 0 < len(rows) < len(self.modes):
+            return None
+        also = ("whole_extra_bytes", "arrived_bytes", "handed_bytes", "host_bytes")
+        arrays = {name: getattr(self, name) for name in (*_BY_MODE, *also)}
+        kept = {name: array[rows] for name, array in arrays.items() if array is not None}
+        return replace(self, modes=tuple(self.modes[row] for row in rows), **kept)
+
+    def waiting_bytes(self, first: int, end: int, mode: int) -> float:
+        """What the blocks first .. end - 1 let wait on the host, of a micro-batch."""
+        return 0.0 if self.host_bytes is None else float(self.host_bytes[mode, first:end].sum())
+
     def with_copies(self, count: int) -> BlockTable:
         """The same blocks with so many more copies of their parameters."""
         if self.parameter_bytes is None:
             return self
         return replace(self, state_bytes=self.state_bytes + count * self.parameter_bytes)
+
+    def with_whole_backward(self) -> BlockTable:
+        """The same blocks where no backward is split: for a search that knows one kind of it only."""
+        if self.whole_extra_bytes is None:
+            return self
+        none_kept = np.zeros_like(self.weight_saved_bytes)
+        return replace(self, backward_extra_bytes=self.whole_extra_bytes, weight_saved_bytes=none_kept)
 
     def with_shares(self, micro_batches: int) -> BlockTable:
         """The same blocks, with each micro-batch's share of what is done once per step: for a search that counts
@@ -145,19 +199,31 @@ class BlockTable:
         """Costs of the blocks first .. end - 1 as one stage, all recomputed in one way. twins: on two rank groups."""
         run = slice(first, end)
         added = float(self.twin_seconds[run].sum()) if twins and self.twin_seconds is not None else 0.0
+        handed = float(self.handed(mode)[end - 1])
         return StageCosts(
             forward_seconds=float(self.forward_seconds[mode, run].sum()) + self.pass_seconds,
             backward_seconds=float(self.backward_seconds[mode, run].sum()) + self.pass_seconds,
             weight_seconds=float(self.weight_seconds[mode, run].sum()),
             send_bytes=float(self.send_bytes[end - 1]) if end < self.num_blocks else 0.0,
-            saved_bytes=float(self.saved_bytes[mode, run].sum()),
+            saved_bytes=float(self.saved_bytes[mode, run].sum() + self.arrived(mode)[first] - handed),
             weight_saved_bytes=float(self.weight_saved_bytes[mode, run].sum()),
             forward_extra_bytes=float(self._beside(self.forward_extra_bytes, self.saved_bytes, mode, run)),
-            backward_extra_bytes=float(self._beside(self.backward_extra_bytes, self.freed_bytes, mode, run)),
+            backward_extra_bytes=float(self._beside(self.backward_extra_bytes, self.freed_bytes, mode, run)) + handed,
+            whole_extra_bytes=None
+            if self.whole_extra_bytes is None
+            else float(self._beside(self.whole_extra_bytes, self.saved_bytes, mode, run)) + handed,
             state_bytes=float(self.state_bytes[run].sum()),
             update_bytes=0.0 if self.update_bytes is None else float(self.update_bytes[run].sum()),
             once_seconds=float(self.once_seconds[run].sum()) + added + self._shared_seconds(first, end),
         )
+
+    def arrived(self, mode: int) -> Floats:
+        """(N,) `arrived_bytes` of a stage that begins with each block."""
+        return np.zeros(self.num_blocks) if self.arrived_bytes is None else np.append(0.0, self.arrived_bytes[mode])
+
+    def handed(self, mode: int) -> Floats:
+        """(N,) `handed_bytes` of a stage that ends with each block; the other ways of backward have dropped as much."""
+        return np.zeros(self.num_blocks) if self.handed_bytes is None else np.append(self.handed_bytes[mode], 0.0)
 
     @property
     def freed_bytes(self) -> Floats:
@@ -176,6 +242,7 @@ class BlockTable:
 
 
 _BY_MODE = (
+    "forward_seconds",
     "backward_seconds",
     "weight_seconds",
     "saved_bytes",

@@ -22,7 +22,7 @@ from autopar.cost_models.schedule_player import StepCosts, play_pipeline, schedu
 from autopar.errors import ConfigurationError
 from autopar.planner.pipelines.block_table import BlockTable
 from autopar.planner.pipelines.choose_recomputation import fastest_recomputation
-from autopar.planner.pipelines.in_flight import in_flight
+from autopar.planner.pipelines.in_flight import in_flight, kept_by_stage
 from autopar.planner.pipelines.stage_search import Cut, CutQuestion, cut_into_stages
 from autopar.planner.problem.limits import LIMITS
 from autopar.request.pipeline_request import SEARCHED
@@ -61,6 +61,22 @@ class Pipeline:
     def peak_bytes(self) -> float:
         """Of the fullest rank group."""
         return max(self.costs.peak_bytes)
+
+    @property
+    def host_bytes(self) -> float:
+        """What a device of the rank group that uses it most lets wait on the host."""
+        schedule, kept = self.costs.schedule, kept_by_stage(self.costs.schedule, until_weights=True)
+        waiting = [self.table.waiting_bytes(stage.first, stage.end, stage.mode) for stage in self.cut.stages]
+        return max(
+            sum(kept[stage] * waiting[stage] for stage, holders in enumerate(schedule.holders) if rank in holders)
+            for rank in range(len(schedule.ranks))
+        )
+
+    @property
+    def fits(self) -> bool:
+        """Whether no device holds more than it has, nor its share of the host's memory."""
+        table = self.table
+        return self.peak_bytes <= table.capacity_bytes and self.host_bytes <= table.host_capacity_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -107,12 +123,7 @@ def try_families(
 
     Raises ConfigurationError where the blocks do not fill the ranks.
     """
-    possible = [
-        (family, chunks)
-        for family in families
-        for chunks in FAMILIES[family].chunks
-        if chunks * num_ranks <= table.num_blocks and not (FAMILIES[family].both_ways and num_ranks % 2)
-    ]
+    possible = _possible(table, num_ranks, families)
     if not possible:
         if all(FAMILIES[family].both_ways for family in families):
             check_both_ways(num_ranks)
@@ -121,8 +132,35 @@ def try_families(
             f"{table.num_blocks} pieces of the model do not fill {least * num_ranks} stages; a model is cut between "
             "its blocks (modules whose path ends in a number): use a smaller pp, or another schedule"
         )
-    tried = [_fitted(table, num_ranks, micro_batches, family, chunks) for family, chunks in possible]
+    tried = [_fitted_anywhere(table, num_ranks, micro_batches, family, chunks) for family, chunks in possible]
     return sorted(tried, key=_step_seconds)
+
+
+def without_limit(
+    table: BlockTable, num_ranks: int, micro_batches: int, families: Sequence[str] = COMPARED
+) -> list[Pipeline]:
+    """The pipelines that `try_families` looks at, as they are without a memory limit, the fastest in front."""
+    found = [
+        _one_pipeline(table, num_ranks, micro_batches, family, chunks, math.inf)
+        for family, chunks in _possible(table, num_ranks, families)
+    ]
+    return sorted((each for each in found if each is not None), key=lambda each: each.step_seconds)
+
+
+def _possible(table: BlockTable, num_ranks: int, families: Sequence[str]) -> list[tuple[str, int]]:
+    """Families with numbers of chunks that the blocks fill."""
+    return [
+        (family, chunks)
+        for family in families
+        for chunks in FAMILIES[family].chunks
+        if chunks * num_ranks <= table.num_blocks and not (FAMILIES[family].both_ways and num_ranks % 2)
+    ]
+
+
+def _fitted_anywhere(table: BlockTable, num_ranks: int, micro_batches: int, family: str, chunks: int) -> Tried:
+    """As `_fitted`, and without the memory of the host where that is too small."""
+    found, here = _fitted(table, num_ranks, micro_batches, family, chunks), table.on_device()
+    return _fitted(here, num_ranks, micro_batches, family, chunks) if found.pipeline is None and here else found
 
 
 def _fitted(table: BlockTable, num_ranks: int, micro_batches: int, family: str, chunks: int) -> Tried:
@@ -133,7 +171,7 @@ def _fitted(table: BlockTable, num_ranks: int, micro_batches: int, family: str, 
         found = _one_pipeline(table, num_ranks, micro_batches, family, chunks, limit)
         if found is None:
             break
-        if found.peak_bytes <= table.capacity_bytes:
+        if found.fits:
             fitting.append(found)
             break
         least.append(found.peak_bytes)
@@ -153,10 +191,10 @@ def _settled(pipeline: Pipeline) -> Pipeline | None:
         return None
     stages = tuple(replace(stage, mode=mode) for stage, mode in zip(pipeline.cut.stages, modes, strict=True))
     if stages == pipeline.cut.stages:
-        return pipeline
+        return pipeline if pipeline.fits else None
     cut, num_ranks = replace(pipeline.cut, stages=stages), len(pipeline.costs.schedule.ranks)
     found = _played(pipeline.table, cut, pipeline.family, num_ranks, pipeline.micro_batches)
-    return found if found.peak_bytes <= found.table.capacity_bytes else None
+    return found if found.fits else None
 
 
 def _one_pipeline(
@@ -169,8 +207,9 @@ def _one_pipeline(
         table = table.with_copies(STALE_COPIES)
     route = build_schedule(family, num_ranks, 1, chunks).route(0)
     kept = in_flight(family, num_ranks, micro_batches, chunks)
+    searched = table if FAMILIES[family].split_backward else table.with_whole_backward()
     question = CutQuestion(
-        tables=(_share(table, limit_bytes, shares),),
+        tables=(_share(searched, limit_bytes, shares),),
         devices=(num_stages,),
         micro_batches=micro_batches,
         in_flight=tuple(kept[rank] / shares for rank in reversed(route)),

@@ -29,6 +29,7 @@ from autopar.planner.pipelines.choose_pipeline import Pipeline, try_tables
 from autopar.planner.pipelines.pipeline_bound import least_over_all_groups, least_step_seconds
 from autopar.planner.pipelines.pipeline_estimates import PipelineEstimate, PipelineTraffic, estimates, look_faster
 from autopar.planner.pipelines.solved_submeshes import SubMesh, SubMeshes
+from autopar.planner.pipelines.spanned_stages import with_spans
 from autopar.planner.pipelines.unequal_groups import Unequal, best_unequal
 from autopar.planner.pipelines.write_groups import unequal_plan
 from autopar.planner.pipelines.write_pipeline import check_cut, pipeline_plan
@@ -181,8 +182,23 @@ def _compare(compared: Compared, shapes: SubMeshes, estimate: PipelineEstimate, 
     if outcomes[0].does_not_fit:
         named = [replace(estimate.mesh, axis_names=names) for names in USUAL_NAMES.get(len(estimate.mesh.shape), ())]
         outcomes = _compare_meshes(compared, shapes, estimate, named, below) or outcomes
+        if compared.best is None and all(outcome.does_not_fit for outcome in outcomes):
+            outcomes = [_compare_spans(compared, shapes, estimate, below)]
     compared.tried.append(min(outcomes, key=_by_step))
     return True
+
+
+def _compare_spans(compared: Compared, shapes: SubMeshes, estimate: PipelineEstimate, below: float) -> ComparedPipeline:
+    """The same with spans of blocks in the stages."""
+    sub = shapes.on_mesh(estimate.count, estimate.mesh)
+    assert sub is not None
+    families = _families(sub, estimate.groups)
+    spans = with_spans(
+        shapes.query, sub.query, sub.solved, sub.runs, sub.table, estimate.groups, estimate.count, families
+    )
+    if spans is None or spans.pipeline is None:
+        return ComparedPipeline(estimate.name, DOES_NOT_FIT)
+    return _noted(compared, replace(sub, solved=spans.solved, runs=spans.runs), estimate, spans.pipeline, below)
 
 
 def _compare_meshes(
@@ -200,18 +216,33 @@ def _compare_on(compared: Compared, sub: SubMesh, estimate: PipelineEstimate, be
     compared.least_seconds = min(compared.least_seconds, least)
     if least >= min(below, compared.step_seconds):
         return ComparedPipeline(estimate.name, f"at least {format_seconds(least)}", bound_seconds=least)
-    families = [name for name in QUICK if name not in ("zb-v", "interleaved") or 2 * groups <= sub.table.num_blocks]
     try:
-        found = try_tables(sub.tables, groups, count, families)[0].pipeline
+        found = try_tables(sub.tables, groups, count, _families(sub, groups))[0].pipeline
     except ConfigurationError as reason:
         return ComparedPipeline(estimate.name, str(reason))
     if found is None:
         return ComparedPipeline(estimate.name, DOES_NOT_FIT, bound_seconds=least)
+    return _noted(compared, sub, estimate, found, below, least)
+
+
+def _families(sub: SubMesh, groups: int) -> list[str]:
+    """The schedules that are compared, as far as the blocks fill their stages."""
+    return [name for name in QUICK if name not in ("zb-v", "interleaved") or 2 * groups <= sub.table.num_blocks]
+
+
+def _noted(
+    compared: Compared,
+    sub: SubMesh,
+    estimate: PipelineEstimate,
+    found: Pipeline,
+    below: float,
+    least: float | None = None,
+) -> ComparedPipeline:
+    """What a pipeline came to; it is the best one where it is."""
     if found.step_seconds < min(below, compared.step_seconds):
         compared.best = found, sub
-    return ComparedPipeline(
-        estimate.name, f"{found.family} {format_seconds(found.step_seconds)}", found.step_seconds, least
-    )
+    outcome = f"{found.family} {format_seconds(found.step_seconds)}"
+    return ComparedPipeline(estimate.name, outcome, found.step_seconds, least)
 
 
 def write_compared(query: Query, compared: Compared) -> Plan | None:

@@ -31,6 +31,17 @@ def in_flight(family: str, num_ranks: int, micro_batches: int, chunks: int = 1) 
     return most_kept(build_schedule(family, num_ranks, counted, chunks))
 
 
+def kept_by_stage(schedule: Schedule, *, until_weights: bool = False) -> tuple[int, ...]:
+    """For each stage, the most micro-batches between F and their B or I; until_weights: their B or W."""
+    frees = {"F": 1, "B": -1, "I": 0 if until_weights else -1, "W": -1 if until_weights else 0}
+    most, live = [0] * schedule.num_stages, [0] * schedule.num_stages
+    for actions in schedule.ranks:
+        for action in actions:
+            live[action.stage] += frees[action.kind] if action.micro_batch >= 0 else 0
+            most[action.stage] = max(most[action.stage], live[action.stage])
+    return tuple(most)
+
+
 def most_kept(schedule: Schedule) -> tuple[int, ...]:
     """For each rank, the most chunks between F and their B or W."""
     found = []

@@ -28,12 +28,13 @@ from autopar.planner.meshes.mesh_shapes import resolve_meshes
 from autopar.planner.one_mesh.mesh_plan import Candidate
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.pipelines.block_costs import Solved
-from autopar.planner.pipelines.block_table import MODES, BlockTable
+from autopar.planner.pipelines.block_table import BlockTable
 from autopar.planner.pipelines.choose_pipeline import Pipeline, Tried, families_for, try_tables
 from autopar.planner.pipelines.pipeline_bound import least_step_seconds, least_unequal_seconds
 from autopar.planner.pipelines.runs import Runs, find_runs
 from autopar.planner.pipelines.solved_submeshes import SubMeshes
-from autopar.planner.pipelines.submesh import solved_on, tables_of
+from autopar.planner.pipelines.spanned_stages import Spanned, with_spans
+from autopar.planner.pipelines.submesh import asked_modes, solved_on, tables_of
 from autopar.planner.pipelines.unequal_groups import Unequal, best_unequal
 from autopar.planner.pipelines.write_groups import unequal_plan
 from autopar.planner.pipelines.write_pipeline import check_cut, pipeline_plan
@@ -68,6 +69,14 @@ class _Found:
     pipeline: Pipeline
     tried: Sequence[Tried]
     least_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _OnMesh:
+    """A plan of the sub-mesh, and the stages that were made of it."""
+
+    candidate: Candidate
+    stages: Spanned
 
 
 def plan_pipeline(query: Query, asked: PipelineRequest) -> Plan:
@@ -201,8 +210,9 @@ def _best_on(query: Query, part: Query, asked: PipelineRequest, meshes: Sequence
     families = families_for(asked.family)
     count = 1 if part.micro is None else part.micro.count
     tried: list[Tried] = []
-    modes = MODES if query.recompute is None else (query.recompute,)
-    for share in LIMITS.sub_mesh_memory:
+    blocks: list[_OnMesh] = []
+    modes = asked_modes(query)
+    for share in LIMITS.sub_mesh_memory if part.cluster.num_devices > 1 else (1.0,):
         budget = share * asked.num_groups * query.budget_bytes
         chosen: Chosen = choose_mesh(replace(part, budget_bytes=budget, recompute=None), meshes)
         if chosen.best is None:
@@ -212,20 +222,48 @@ def _best_on(query: Query, part: Query, asked: PipelineRequest, meshes: Sequence
         solved = solved_on(part, chosen.best, lifetimes)
         tables = tables_of(query, replace(part, budget_bytes=query.budget_bytes), solved, runs, asked.num_groups, modes)
         tried = try_tables(tables, asked.num_groups, count, families)
-        best = tried[0].pipeline
-        if best is not None:
-            check_cut(part, runs, best)
-            return _Found(
-                query=part,
-                candidate=chosen.best,
-                solved=solved,
-                runs=runs,
-                pipeline=best,
-                tried=tried,
-                least_seconds=_least_seconds(tables, asked, count),
-            )
-    seen = [one.least_peak_bytes for one in tried if one.least_peak_bytes is not None]
-    raise _too_full(query, asked, count, min(seen, default=None))
+        blocks.append(_OnMesh(chosen.best, Spanned(solved=solved, runs=runs, tables=tables, tried=tried)))
+        if tried[0].pipeline is not None:
+            break
+    found = _fitting(query, part, asked, count, blocks)
+    assert found.stages.pipeline is not None
+    check_cut(part, found.stages.runs, found.stages.pipeline)
+    return _Found(
+        query=part,
+        candidate=found.candidate,
+        solved=found.stages.solved,
+        runs=found.stages.runs,
+        pipeline=found.stages.pipeline,
+        tried=found.stages.tried,
+        least_seconds=_least_seconds(blocks[-1].stages.tables, asked, count),
+    )
+
+
+def _fitting(query: Query, part: Query, asked: PipelineRequest, count: int, blocks: Sequence[_OnMesh]) -> _OnMesh:
+    """The last one where it fits, else the first with spans of blocks that does; where "full" was asked for, what holds
+    less. Raises InfeasibleError where nothing fits."""
+    last, seen = blocks[-1], list(blocks)
+    fits = last.stages.pipeline is not None
+    if fits and query.recompute != "full":
+        return last
+    for each in [last] if fits else blocks:
+        one, families = each.stages, families_for(asked.family)
+        spans = with_spans(query, part, one.solved, one.runs, one.tables[-1], asked.num_groups, count, families)
+        if spans is not None:
+            seen.append(replace(each, stages=spans))
+            if _is_better(spans, last.stages):
+                return seen[-1]
+    if fits:
+        return last
+    held = [one.least_peak_bytes for each in seen for one in each.stages.tried]
+    raise _too_full(query, asked, count, min((each for each in held if each is not None), default=None))
+
+
+def _is_better(spans: Spanned, blocks: Spanned) -> bool:
+    """Whether spans fit where blocks do not, or hold less."""
+    if spans.pipeline is None or blocks.pipeline is None:
+        return spans.pipeline is not None
+    return spans.pipeline.peak_bytes < (1.0 - LIMITS.least_relief_of_spans) * blocks.pipeline.peak_bytes
 
 
 def _shortage(query: Query, asked: PipelineRequest, count: int, failure: Exception) -> Exception:

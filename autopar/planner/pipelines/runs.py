@@ -14,6 +14,9 @@ from torch import fx
 
 from autopar.planner.memory.lifetimes import Lifetimes
 
+THROUGH = " .. "
+"""Between the names of the first and the last of neighbouring runs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Runs:

@@ -67,7 +67,8 @@ class SubMeshes:
     """query: of the whole batch on the whole cluster."""
 
     def __init__(self, query: Query, recapture: Recapture) -> None:
-        self._query, self._recapture = query, recapture
+        self.query = query
+        self._recapture = recapture
         self._parts: dict[int, _Part | NotSeparable] = {}
         self._found: dict[tuple[int, Mesh], SubMesh | None] = {}
         self._group, self._across = 0, None
@@ -84,17 +85,17 @@ class SubMeshes:
     @property
     def cluster(self) -> Cluster:
         """The whole cluster, of which groups take a part."""
-        return self._query.cluster
+        return self.query.cluster
 
     @property
     def budget_bytes(self) -> float:
         """What a device may hold."""
-        return self._query.budget_bytes
+        return self.query.budget_bytes
 
     def of(self, count: int, devices: int) -> Iterator[SubMesh]:
         """The meshes of groups of so many devices, for a batch in `count` parts, one by one. Raises NotSeparable where
         the batch cannot be cut so, and ConfigurationError where nodes cannot."""
-        cluster = cluster_of(self._query.cluster, devices)
+        cluster = cluster_of(self.query.cluster, devices)
         self._part(count)
         for mesh in few_meshes(cluster):
             found = self.on_mesh(count, mesh)
@@ -104,11 +105,11 @@ class SubMeshes:
     def on_mesh(self, count: int, mesh: Mesh) -> SubMesh | None:
         """One mesh of the caller's choice, None where the constraints leave nothing on it, or name an axis that it does
         not have. Raises as `of` does."""
-        if not named_axes(self._query.constraints.placements).keys() <= set(mesh.axis_names):
+        if not named_axes(self.query.constraints.placements).keys() <= set(mesh.axis_names):
             return None
         if (count, mesh) not in self._found:
-            part, cluster = self._part(count), cluster_of(self._query.cluster, mesh.size)
-            query = replace(part.query, cluster=cluster, budget_bytes=self._query.budget_bytes)
+            part, cluster = self._part(count), cluster_of(self.query.cluster, mesh.size)
+            query = replace(part.query, cluster=cluster, budget_bytes=self.query.budget_bytes)
             self._found[count, mesh] = self._solve(query, part, mesh)
         return self._found[count, mesh]
 
@@ -119,11 +120,11 @@ class SubMeshes:
     def _part(self, count: int) -> _Part:
         if count not in self._parts:
             try:
-                micro = in_parts(self._query.program, count, self._recapture, self._query.factorisation)
+                micro = in_parts(self.query.program, count, self._recapture, self.query.factorisation)
             except NotSeparable as reason:
                 self._parts[count] = reason
             else:
-                query = replace(in_parts_of(self._query, micro), warm_start=None, recompute=None)
+                query = replace(in_parts_of(self.query, micro), warm_start=None, recompute=None)
                 lifetimes = Lifetimes(query.program)
                 self._parts[count] = _Part(query=query, lifetimes=lifetimes, runs=find_runs(lifetimes))
         found = self._parts[count]
@@ -152,11 +153,11 @@ class SubMeshes:
             lifetimes=part.lifetimes,
             weights=weight_operators(query.program, part.lifetimes),
         )
-        whole = self._query.cluster
+        whole = self.query.cluster
         modes: tuple[Recompute, ...] | tuple[str, ...] = (
-            MODES if self._query.recompute is None else (self._query.recompute,)
+            MODES if self.query.recompute is None else (self.query.recompute,)
         )
-        tables = tables_of(self._query, query, solved, part.runs, whole.num_devices // mesh.size, modes)
+        tables = tables_of(self.query, query, solved, part.runs, whole.num_devices // mesh.size, modes)
         if self._across is not None:
             tables = [self._with_other_parts(table, whole, self._across) for table in tables]
         return SubMesh(query=query, solved=solved, solution=solution, runs=part.runs, tables=tables)

@@ -113,7 +113,7 @@ class _Runs:
         ]
         update = 0.0 if table.update_bytes is None else run_sums(table.update_bytes)
         self._fixed = np.stack([states + np.maximum(most, update) for most in transients])
-        self._saved = np.stack([run_sums(row) for row in table.saved_bytes])
+        self._saved = np.stack([run_sums(row) + table.arrived(mode) for mode, row in enumerate(table.saved_bytes)])
         self._capacity = table.capacity_bytes
         size = table.num_blocks
         ends = np.add.outer(np.arange(size), np.arange(size))

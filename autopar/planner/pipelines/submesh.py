@@ -10,12 +10,15 @@ split further.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from autopar.cost_models.collective_costs import collective_seconds
+from autopar.cost_models.copy_costs import copy_rate
+from autopar.graphs.copy_nodes import Direction
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.group_topology import between_groups
 from autopar.layouts.placement import Mesh
@@ -23,10 +26,13 @@ from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.one_mesh.mesh_plan import Candidate, price
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.pipelines.block_costs import Solved, SolvedWay, block_table, ways_of, weight_operators
-from autopar.planner.pipelines.block_table import MODES, BlockTable
+from autopar.planner.pipelines.block_table import HOST_MODES, MODES, RECOMPUTE_OF, BlockTable
 from autopar.planner.pipelines.runs import Runs
 from autopar.planner.problem.prices import Prices
 from autopar.plans.plan_value import PIPELINE_AXIS
+from autopar.request.offload import ACTIVATIONS
+
+WAYS: tuple[Direction, Direction] = ("to_host", "from_host")
 
 
 def whole_mesh(num_groups: int, mesh: Mesh) -> Mesh:
@@ -75,11 +81,38 @@ def table_of(
         send_seconds,
         1 if query.micro is None else query.micro.count,
         gather_once=gather_once,
+        copy_rates=_copy_rates(cluster),
+        host_capacity_bytes=_host_capacity(cluster),
     )
     if near == far:
         return table
     seconds = collective_seconds("neighbours", table.send_bytes, near, cluster)
     return replace(table, near_seconds=seconds, groups_per_node=per_node)
+
+
+def _copy_rates(cluster: Cluster) -> tuple[float, float]:
+    """Bytes per second of a device to the host and from there, while all of a node copy."""
+    if cluster.host is None:
+        return math.inf, math.inf
+    to_host, from_host = (copy_rate(cluster.host, way, cluster.devices_per_node) for way in WAYS)
+    return to_host, from_host
+
+
+def _host_capacity(cluster: Cluster) -> float:
+    """What a device may fill of the memory that all of a node share."""
+    if cluster.host is None:
+        return math.inf
+    return cluster.host.bytes_per_device(cluster.devices_per_node)
+
+
+def asked_modes(query: Query) -> tuple[str, ...]:
+    """The ways in which stages may keep what backward reads, by what was asked."""
+    asked = query.recompute
+    on_host = HOST_MODES if ACTIVATIONS in query.may_wait_on_host else ()
+    return (
+        *(MODES if asked is None else (asked,)),
+        *(mode for mode in on_host if asked in (None, RECOMPUTE_OF[mode])),
+    )
 
 
 def tables_of(

@@ -21,9 +21,10 @@ from autopar.layouts.placement import Layout, Mesh, Replicate
 from autopar.passes.stages.place_stages import PlacedProgram, place_stages
 from autopar.planner.memory.recomputation import DROPPED, RECOMPUTED, SAVED, expand, with_states
 from autopar.planner.one_mesh.mesh_plan import plan_of
+from autopar.planner.pipelines.block_table import RECOMPUTE_OF
 from autopar.planner.pipelines.solved_submeshes import SubMesh
 from autopar.planner.pipelines.unequal_groups import Unequal
-from autopar.planner.pipelines.write_pipeline import MODE_OF, cuts_of, prediction, stage_name, stage_plans, statistics
+from autopar.planner.pipelines.write_pipeline import cuts_of, prediction, stage_name, stage_plans, statistics
 from autopar.planner.solver import evaluate, is_forbidden
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_entries import check_pipeline
@@ -94,7 +95,7 @@ def _group(found: Unequal, sub: SubMesh, num_axes: int) -> _Group:
     by_operator: dict[fx.Node, Recompute] = {}
     for stage, other in zip(found.pipeline.cut.stages, found.subs, strict=True):
         if other is sub and sub.table.modes[stage.mode] != "none":
-            mode = MODE_OF[sub.table.modes[stage.mode]]
+            mode = RECOMPUTE_OF[sub.table.modes[stage.mode]]
             for node in solved.lifetimes.in_order:
                 if node.meta["phase"] != "backward" and stage.first <= sub.runs.of(solved.lifetimes, node) < stage.end:
                     by_operator[node] = mode

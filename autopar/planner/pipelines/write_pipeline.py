@@ -15,17 +15,17 @@ import itertools
 from dataclasses import replace
 
 import numpy as np
-from torch import fx
 
 from autopar.cost_models.stage_costs import StageCosts
 from autopar.errors import ConfigurationError, InfeasibleError, PlanMismatchError
 from autopar.passes.stages.cut_stages import cut_stages
-from autopar.planner.memory.recomputation import DROPPED, RECOMPUTED, SAVED, expand, with_states
+from autopar.planner.memory.recomputation import expand, with_states
 from autopar.planner.one_mesh.mesh_plan import plan_of
 from autopar.planner.one_mesh.query import Query
-from autopar.planner.pipelines.block_costs import Labels, Solved
+from autopar.planner.pipelines.block_costs import AGAIN_FIRST, ON_HOST_FIRST, Labels, Solved
+from autopar.planner.pipelines.block_table import HOST_MODES, RECOMPUTE_OF
 from autopar.planner.pipelines.choose_pipeline import Pipeline
-from autopar.planner.pipelines.runs import Runs
+from autopar.planner.pipelines.runs import THROUGH, Runs
 from autopar.planner.pipelines.stage_search import StageChoice
 from autopar.planner.pipelines.submesh import whole_mesh
 from autopar.planner.problem.build import Built
@@ -34,7 +34,7 @@ from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_entries import check_pipeline
 from autopar.plans.plan_text import format_bytes, format_seconds
 from autopar.plans.plan_value import PipelinePlan, Prediction, StagePlan
-from autopar.request.constraints import Recompute
+from autopar.plans.rung_names import ON_HOST
 from autopar.request.pipeline_request import SEARCHED
 from autopar.schedules.list_scheduler import TIMED_FAMILIES
 
@@ -42,7 +42,6 @@ FOLDED = 3
 """So many stages in a row that cost the same are one line of the notes."""
 WRITTEN_OUT = TIMED_FAMILIES | {SEARCHED}
 """Schedules of which a plan holds the actions."""
-MODE_OF: dict[str, Recompute] = {"none": "none", "selective": "selective", "full": "full"}
 
 
 def check_cut(query: Query, runs: Runs, pipeline: Pipeline) -> None:
@@ -75,6 +74,7 @@ def pipeline_plan(
         mesh=whole_mesh(num_groups, solved.mesh),
         pipeline=stages,
         micro_batches=pipeline.micro_batches,
+        copy_ahead_bytes=pipeline.table.ahead_bytes if plan.waits_on_host else 0.0,
         predicted=prediction(pipeline),
         objective_seconds=step,
         bound_seconds=min(bound_seconds, step),
@@ -108,21 +108,27 @@ def stage_plans(runs: Runs, pipeline: Pipeline) -> tuple[StagePlan, ...]:
 
 def stage_name(runs: Runs, first: int, end: int) -> str:
     """The blocks of a stage by the first and the last one."""
-    return runs.names[first] if end == first + 1 else f"{runs.names[first]} .. {runs.names[end - 1]}"
+    begin, last = runs.names[first].split(THROUGH)[0], runs.names[end - 1].split(THROUGH)[-1]
+    return begin if begin == last else f"{begin}{THROUGH}{last}"
 
 
 def _with_recomputation(solved: Solved, runs: Runs, pipeline: Pipeline) -> tuple[Built, Labels]:
     """The problem and labels in which every stage recomputes in its own way."""
     modes = [pipeline.table.modes[stage.mode] for stage in pipeline.cut.stages for _ in range(stage.first, stage.end)]
-    by_operator: dict[fx.Node, Recompute] = {
-        node: MODE_OF[modes[runs.of(solved.lifetimes, node)]]
+    by_operator = {
+        node: RECOMPUTE_OF[modes[runs.of(solved.lifetimes, node)]]
         for node in solved.lifetimes.in_order
         if node.meta["phase"] != "backward"
     }
     if set(modes) == {"none"}:
         return solved.built, solved.labels
     built = expand(solved.built, solved.lifetimes, "none", by_operator)
-    labels = with_states(solved.built, built, solved.labels, (RECOMPUTED, SAVED, DROPPED))
+    built = built if set(modes).isdisjoint(HOST_MODES) else solved.with_host(built)
+    labels = with_states(solved.built, built, solved.labels, AGAIN_FIRST)
+    waiting = with_states(solved.built, built, solved.labels, ON_HOST_FIRST)
+    for node, index in built.operators.items():
+        if modes[runs.of(solved.lifetimes, node)] in HOST_MODES:
+            labels[index] = waiting[index]
     cost, _ = evaluate(built.problem, labels)
     if is_forbidden(np.array(cost)):
         raise InfeasibleError('stages of this model cannot recompute each in its own way; pass recompute="none"')
@@ -147,6 +153,7 @@ def prediction(pipeline: Pipeline) -> Prediction:
             f"states of rank group {fullest}": states,
             "activations of all micro-batches in flight": pipeline.peak_bytes - states,
         },
+        bytes_by_rung={ON_HOST: pipeline.host_bytes} if pipeline.host_bytes else {},
     )
 
 
@@ -189,7 +196,8 @@ def _costs_of(stage: StageCosts, pipeline: Pipeline, choice: StageChoice) -> str
     return (
         f"forward {format_seconds(stage.forward_seconds)}, backward {format_seconds(stage.backward_seconds)} + weights "
         f"{format_seconds(stage.weight_seconds)}, keeps {format_bytes(stage.saved_bytes)} per micro-batch"
-        + ("" if mode == "none" else f", recomputes: {mode}")
+        + ("" if RECOMPUTE_OF[mode] == "none" else f", recomputes: {RECOMPUTE_OF[mode]}")
+        + (f", {mode}" if mode in HOST_MODES else "")
     )
 
 

@@ -52,6 +52,8 @@ class Limits:
     """
     least_on_host: float = 5e-4
     """Part of all parameters, or of all saved values, that could wait on the host that one must be, to be asked for."""
+    least_in_form: float = 5e-4
+    """Part of all that could be saved in less room that a value must be, to be asked for."""
     price_of_hidden_copies: float = 0.05
     """Part of the seconds of a copy that one hidden behind kernels costs: of two that hide the shorter is better."""
     hidden_copies_share: float = 0.9
@@ -164,6 +166,10 @@ class Limits:
     """How often a cut that holds too much when played is made again under a lower limit."""
     settling_safety: float = 0.99
     """Of the limit that would just fit, when the cut is made again."""
+    spanned_pipelines: int = 3
+    """Pipelines without a memory limit, the fastest ones, whose stages are cut into spans where blocks do not fit."""
+    stage_rooms: tuple[float, ...] = (1.0, 0.93, 0.85, 0.7, 0.5, 0.35)
+    """Parts of the room of a stage in which its spans are cut, as `nested_rooms`: until a smaller one is slower."""
     unequal_stages: int = 32
     """Of a pipeline on groups of different sizes, at most."""
     near_unequal: float = 1.5

@@ -5,7 +5,7 @@ Ranks run one after the other, with zeros for what they receive: values are wron
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from autopar.graphs.forward_backward import Partition
+from autopar.ops.host_copies import PlainCopies, copies_by
 from autopar.passes.lowering.chain import lowered_on
 from autopar.passes.lowering.stage import LoweredStage
 from autopar.passes.stages.cut_stages import StagePrograms
@@ -36,21 +37,38 @@ def held_peaks(program: Program, plan: Plan) -> list[int]:
     stages of one device each."""
     step = lowered_on(program, plan, range(plan.num_ranks))
     stages, schedule = step.cut, step.schedule
-    made = [_stage(stage) for stage in step.stages]
+    crossing = {crossing.name for crossing in stages.crossings}
+    made = [_stage(stage, crossing) for stage in step.stages]
     return [_Rank(stages, made, schedule.micro_batches).peak(actions) for actions in schedule.ranks]
 
 
-def _stage(stage: LoweredStage) -> _Stage:
+def _stage(stage: LoweredStage, crossing: Set[str]) -> _Stage:
+    """Parts of the batch are counted with the parameters: they lie in the batch, which is there in any case."""
     assert stage.halves is not None
-    parameters = {v.name: _empty(v.shape, v.dtype) for v in stage.program.inputs if v.role == "parameter"}
+    held = [v for v in stage.program.inputs if v.role in ("parameter", "input") and v.name not in crossing]
+    parameters = {v.name: _empty(v.shape, v.dtype) for v in held}
     return _Stage(
         lowered=stage.program, partition=stage.partition, backward=stage.halves, parameters=parameters
     )
 
 
+class _KeptApart(PlainCopies):
+    """Storages of the host, which no device holds: alive to the end, so that none of them comes again."""
+
+    def __init__(self) -> None:
+        self.made: list[Tensor] = []
+        self.pointers = set[int]()
+
+    def to_host(self, source: Tensor) -> Tensor:
+        self.made.append(super().to_host(source))
+        self.pointers.add(self.made[-1].untyped_storage().data_ptr())
+        return self.made[-1]
+
+
 class _Rank:
     def __init__(self, stages: StagePrograms, made: Sequence[_Stage], micro_batches: int) -> None:
         self.stages, self.made, self.micro_batches = stages, made, micro_batches
+        self.host = _KeptApart()
         self.saved: dict[tuple[int, int], list[Any]] = {}
         self.totals: dict[str, Tensor] = {}
         self.results: list[Tensor] = []
@@ -66,7 +84,7 @@ class _Rank:
         stage = self.made[action.stage]
         if action.kind == "F":
             inputs: list[Any] = [
-                stage.parameters[value.name] if value.role == "parameter" else _empty(value.shape, value.dtype)
+                stage.parameters[value.name] if value.name in stage.parameters else _empty(value.shape, value.dtype)
                 for value in stage.lowered.inputs
                 if value.role != "tangent"
             ]
@@ -93,4 +111,6 @@ class _Rank:
     def _ran(self, graph: Any, inputs: list[Any]) -> tuple[list[int], list[Any]]:
         parameters = {t.untyped_storage().data_ptr() for stage in self.made for t in stage.parameters.values()}
         outside = [value for kept in self.saved.values() for value in kept if isinstance(value, Tensor)]
-        return _run(graph, list(inputs), parameters, [*outside, *self.totals.values(), *self.results])
+        self.host.pointers = apart = parameters | {t.untyped_storage().data_ptr() for t in self.host.made}
+        with copies_by("cpu", self.host):
+            return _run(graph, list(inputs), apart, [*outside, *self.totals.values(), *self.results])

@@ -178,7 +178,7 @@ def test_groups_whose_mesh_lacks_an_axis_that_a_constraint_names_are_left_out() 
     assert "outer" in plan.mesh.axis_names
     shapes = sub_meshes(model, {"tokens": TOKENS, "labels": TOKENS}, Cluster.parse("2x4 H100-SXM"))
     constraints = parse_constraints({"head.weight": {"outer": "S(0)"}})
-    shapes._query = replace(shapes._query, constraints=constraints)
+    shapes.query = replace(shapes.query, constraints=constraints)
     assert shapes.on_mesh(2, Mesh(("dp_replicate", "tp"), (2, 2))) is None
     assert shapes.on_mesh(2, Mesh(("inner",), (4,))) is None
     assert shapes.on_mesh(2, Mesh(("outer", "inner"), (2, 2))) is not None

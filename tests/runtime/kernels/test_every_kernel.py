@@ -50,8 +50,8 @@ OTHERS = {
 
 ON_A_RANK = {
     "add_rms_norm", "add_layer_norm", "cross_entropy_rows", "dropout_rows", "grouped_product", "grouped_outer",
-    "indexed_attention", "indexed_attention_backward", "merge_blocks", "pack", "quantised_rows", "quantised_tensor",
-    "unpack",
+    "indexed_attention", "indexed_attention_backward", "merge_blocks", "pack", "pack_bits", "quantised_rows",
+    "quantised_tensor", "round_groups", "unpack", "unpack_bits", "unround_groups",
 }  # fmt: skip
 """Kernels that are put in when a program is lowered, or that another operator calls: they need no rule."""
 CALLS: dict[str, tuple[Any, ...]] = {
