@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from autopar.cost_models.schedule_player import pass_bytes, pass_seconds, send_list
 from autopar.cost_models.simulator import COMPUTE_STREAM, Action
@@ -53,13 +54,15 @@ def pipeline_program(
     state_bytes: Sequence[float] = (),
     message_bytes: Sequence[Sequence[float]] = (),
     in_turn: bool = False,
+    others: Mapping[PipeAction, PassProgram] = MappingProxyType({}),
 ) -> list[Action]:
     """All ranks' actions in an order in which each stands behind what it needs.
 
     `programs` by (stage, kind of pass); `state_bytes` per rank stand before the first action; message_bytes: per rank,
     of every pass in order, what the rank holds of messages while it runs. in_turn: of a
     single rank: each pass begins behind the end of the one before, not as soon as its streams are free, under the names
-    of its own actions. Raises ConfigurationError for a pass without a program, and where ranks wait for each other.
+    of its own actions. others: passes with a program of their own. Raises ConfigurationError for a pass without a
+    program, and where ranks wait for each other.
     """
     num_stages = schedule.num_stages
     sends = send_list(send_seconds, num_stages)
@@ -75,7 +78,7 @@ def pipeline_program(
             inputs = (arrived[(*needed, action.micro_batch)],)
         elif in_turn and actions:
             inputs = (len(actions) - 1,)
-        program = _program_of(programs, action)
+        program = others.get(action) or _program_of(programs, action)
         output = len(actions) + range(len(program.actions))[program.output]
         placed = _placed(program, None if in_turn else str(action), rank, len(actions), inputs)
         actions += _beside(placed, next(messages[rank])) if messages else placed

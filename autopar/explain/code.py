@@ -43,12 +43,15 @@ NAMES: dict[Turn, str] = {
     "W": "backward_of_weights",
     "prepare": "gather_once",
     "late": "sum_gradients",
+    "first": "first_forward",
+    "last": "last_backward",
 }
 
 
 def rank_program(source: Source, plan: Plan, rank: int) -> RankProgram:
     """The program of one rank; seconds: of all kernels and collectives, of one step where there are several stages,
-    else of one micro-batch. Raises ConfigurationError for a rank that the plan does not have."""
+    else of one micro-batch with what runs once per step. Raises ConfigurationError for a rank that the plan does not
+    have."""
     asked, group = asked_step(source, plan), plan.group_of(rank)
     printer = _Printer(plan, asked.graphs(rank), asked.step, group)
     if plan.in_stages:
@@ -71,12 +74,18 @@ class _Printer:
             for stage in own
             for body in step.bodies(stage, {action.kind for action in self.passes if action.stage == stage.number})
         }
+        if not plan.in_stages:  # what runs once per step is in the first forward and in the last backward
+            ends = step.ends(own[0]).values()
+            self.bodies = {name: body for name, body in self.bodies.items() if not body.is_once_per_step}
+            self.bodies |= {_name(body.turn, own[0].number): body for body in ends}
         self.optimizer_seconds = math.fsum(step.optimizer_parts(own).values())
 
     @property
     def kernel_seconds(self) -> float:
-        """Of the kernels and collectives of every pass once."""
-        actions = [action for body in self.bodies.values() for action in body.actions]
+        """Of the kernels and collectives of every pass once, with what runs once per step."""
+        by_turn = {body.turn: body for body in self.bodies.values()}
+        passes = [by_turn.get("first", by_turn["F"]), by_turn.get("last") or by_turn.get("B")]
+        actions = [action for body in passes if body is not None for action in body.actions]
         return math.fsum(action.seconds for action in actions if action.kind != "views")
 
     @property

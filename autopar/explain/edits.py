@@ -2,6 +2,7 @@
 
     {"lm_head.weight": "S(0)"}      the weight lies so on every axis; what reads it stays, shared copies follow
     {"lm_head": {"tp": "R"}}        what leaves the module is replicated over tp
+    {"gather_once": True}           parameters are gathered, and gradients scattered, once per step
 
 Everything that the edit does not name keeps its choice, if that can stand beside the edit; where it cannot, the
 neighbours of the edit are chosen anew, with a note. Bound and gap of the edited plan say how far it is from the best
@@ -33,6 +34,7 @@ from autopar.plans.plan_text import format_bytes
 from autopar.plans.rung_names import host_bytes
 from autopar.request.constraints import parse_constraints
 
+GATHER_ONCE = "gather_once"
 BOUND_SECONDS = 10.0
 """CPU seconds of the search for the bound of an edited plan."""
 
@@ -43,9 +45,14 @@ def edited(source: Source, plan: Plan, changes: Mapping[str, object]) -> Plan:
     if plan.in_stages:
         return edited_stages(source, plan, changes)
     refuse_stage_changes(changes)
+    before, (plan, changes) = plan, _gathering(plan, changes)
     recovered = recover(query_of(source, plan), plan)
     if not changes:
-        return _read(recovered.query, plan, recovered.built, recovered.labels, plan.bound_seconds, [])
+        bound = before.bound_seconds
+        if plan is not before:
+            problem = recovered.built.problem
+            bound = solve(problem, cpu_limit=BOUND_SECONDS, warm_start=recovered.labels).lower_bound
+        return _read(recovered.query, plan, recovered.built, recovered.labels, bound, [])
     parsed = parse_constraints(dict(changes))
     if parsed.recompute or parsed.no_replicated_compute:
         raise ConfigurationError("edit takes placements; recompute= and no_replicated_compute are wishes of what_if")
@@ -58,6 +65,20 @@ def edited(source: Source, plan: Plan, changes: Mapping[str, object]) -> Plan:
     labels, notes = completed_beside(built, plan)
     bound = solve(built.problem, cpu_limit=BOUND_SECONDS, warm_start=labels).lower_bound
     return _read(query, plan, built, labels, bound, notes)
+
+
+def _gathering(plan: Plan, changes: Mapping[str, object]) -> tuple[Plan, Mapping[str, object]]:
+    """The plan with `gather_once` as the edit says, itself where it says so, and the rest of the edit."""
+    wanted = changes.get(GATHER_ONCE, plan.gather_once)
+    if not isinstance(wanted, bool):
+        raise ConfigurationError(f"{GATHER_ONCE} is {wanted!r}: write True or False")
+    if wanted and (plan.micro_batches == 1 or plan.shards):
+        raise ConfigurationError(
+            f"{GATHER_ONCE}: this plan runs its batch in {'logical shards' if plan.shards else 'one part'}; it is for "
+            "several micro-batches without deterministic="
+        )
+    changed = plan if wanted == plan.gather_once else replace(plan, gather_once=wanted)
+    return changed, {name: change for name, change in changes.items() if name != GATHER_ONCE}
 
 
 def _read(query: Query, plan: Plan, built: Built, labels: Rows, bound: float, notes: list[str]) -> Plan:

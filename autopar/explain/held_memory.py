@@ -198,6 +198,7 @@ class HeldMemory:
             yield "", JOINED, stage.joined_bytes
         if stage.lowered.prepared is not None:
             yield from ((name, GATHERED, size) for name, size in stage.gathered_bytes.items())
+        if stage.lowered.prepared is not None or stage.lowered.last is not None:
             yield "", UNREDUCED, max(0.0, math.fsum(stage.total_bytes.values()) - stored)
 
     # what comes and goes
@@ -226,8 +227,8 @@ class HeldMemory:
                 kept[stage] += 1
         if self.own[0].lowered.program.training or self.is_only_stage:
             live = bytes_over_time(self.own[0].live_ranges).tolist() if self.is_only_stage else []
-            left = self.update + sum(live[-1:])
-            yield Moment(action=None, index=len(live) - 1, bytes=left)
+            left = sum(live[-1:]) if self.own[0].lowered.last is None else self.own[0].bytes_of_end("B").after
+            yield Moment(action=None, index=len(live) - 1, bytes=self.update + left)
 
     def _inside(self, action: PipeAction, parts: int) -> Iterator[tuple[int, int, float]]:
         """(first node, fullest node, bytes of the pass alone) of every part of a pass."""
@@ -239,15 +240,21 @@ class HeldMemory:
             return
         whole = max(live)
         peak = max(whole, held.after if action.kind == "F" else held.before)
+        if action.kind == "B" and stage.lowered.last is not None and self._is_last(action):
+            peak = max(peak, *stage.bytes_of_end("B").live)
         length = math.ceil(len(live) / parts)
         for first in range(0, len(live), length):
             fullest = max(range(first, min(first + length, len(live))), key=live.__getitem__)
             yield shift + first, shift + fullest, peak if live[fullest] == whole else live[fullest]
 
+    def _is_last(self, action: PipeAction) -> bool:
+        return action.micro_batch == self.own[0].lowered.context.micro.count - 1
+
     # of which kind, and whose
 
     def pieces(self, moment: Moment) -> Iterator[Piece]:
-        yield from self.states
+        ended = (GATHERED, UNREDUCED) if moment.action is None and self.is_only_stage else ()
+        yield from (piece for piece in self.states if piece[1] not in ended)
         if moment.messages:
             yield "", MESSAGES, moment.messages
         for number, count in moment.in_flight.items():

@@ -19,6 +19,7 @@ from autopar.explain.held_memory import HeldMemory, Moment
 from autopar.explain.memory_pieces import sums
 from autopar.plans.rung_names import ON_HOST, STATES_ON_HOST
 from autopar.schedules.actions import Kind, PipeAction
+from autopar.simulation.bodies import Body
 from autopar.simulation.step_program import StepProgram
 
 MOST_MOMENTS = 240
@@ -94,6 +95,7 @@ class _Starts:
     def __init__(self, step: StepProgram, timeline: Timeline, group: int) -> None:
         self.step = step
         self._positions: dict[tuple[int, Kind], list[int]] = {}
+        self._of_ends: dict[PipeAction, list[int]] = {}
         self._last = 0.0
         self.kernels = self._kernels(timeline, group)
         self.optimizer = max(
@@ -115,12 +117,13 @@ class _Starts:
         """Where the kernels of a pass stand in its graph."""
         key = (action.stage, action.kind)
         if key not in self._positions:
-            kinds = self.step.graphs.passes.kinds(action.stage)
-            for body in self.step.bodies(self.step.graphs.of[action.stage], kinds):
+            kinds, stage = self.step.graphs.passes.kinds(action.stage), self.step.graphs.of[action.stage]
+            for body in self.step.bodies(stage, kinds):
                 if body.turn in ("F", "B", "I", "W"):
-                    own = [one.position for one in body.actions if one.stream == COMPUTE_STREAM]
-                    self._positions[action.stage, body.turn] = own
-        return self._positions[key]
+                    self._positions[action.stage, body.turn] = _kernel_positions(body)
+            if not self.step.plan.in_stages:
+                self._of_ends |= {end: _kernel_positions(body) for end, body in self.step.ends(stage).items()}
+        return self._of_ends.get(action) or self._positions[key]
 
     def _kernels(self, timeline: Timeline, group: int) -> dict[str, list[float]]:
         """Pass -> starts of its kernels. Passes of a pipeline stand in the names; else they follow each other."""
@@ -137,16 +140,14 @@ class _Starts:
                 if label is not None:
                     found[label.group()].append(start)
             return found
-        rest = iter([start for _, start in played][self._once_before(group) :])
+        rest = iter([start for _, start in played])
         for action in passes:
             found[str(action)] = [start for _, start in zip(self._kernel_positions(action), rest, strict=False)]
         return found
 
-    def _once_before(self, group: int) -> int:
-        """Kernels in front of all passes: gathers once per step."""
-        stages = [self.step.graphs.of[stage] for stage in self.step.graphs.held_by(group)]
-        bodies = [body for stage in stages if stage.lowered.prepared for body in self.step.bodies(stage, ())]
-        return sum(one.stream == COMPUTE_STREAM for body in bodies if body.turn == "prepare" for one in body.actions)
+
+def _kernel_positions(body: Body) -> list[int]:
+    return [one.position for one in body.actions if one.stream == COMPUTE_STREAM]
 
 
 def _is_added(name: str) -> bool:

@@ -31,6 +31,7 @@ def query_of(source: Source, plan: Plan, request: Request | None = None) -> Quer
     query = replace(query, constraints=constraints).placing(plan.replicated_experts, plan.expert_order)
     if plan.micro_batches == 1:
         return query
+    query = replace(query, gather_once=plan.gather_once)
     return in_parts_of(query, with_expert_capacity(source.in_parts(plan), plan.expert_capacity))
 
 

@@ -31,7 +31,7 @@ from autopar.ops.symmetric_products import SYMMETRIC
 from autopar.program import returned_values
 
 aten = torch.ops.aten
-_ALIASES = VIEWS | {WAIT, WAIT_COPY, ALL_REDUCE_IN_PLACE, padded, aten.contiguous.default}
+_ALIASES = VIEWS | {WAIT, WAIT_COPY, ALL_REDUCE_IN_PLACE, padded, aten.contiguous.default, aten.add_.Tensor}
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,10 +102,11 @@ class Plan(PlanValue):
     def edit(self, changes: Mapping[str, object]) -> Plan:
         """The plan with some placements changed by hand, completed, checked and priced again; everything else stays.
 
-        changes: as `constraints=` of `autopar.plan`: {"lm_head.weight": "S(0)"}, {"head": {"tp": "R"}}; with stages
-        also {"layers.3": {"pp": 1}} (to stage 1), {"schedule": "gpipe"}, {"micro_batches": 8}. Raises
-        ConfigurationError naming tensor, axis and reason for what cannot be meant, PlanMismatchError for choices that
-        cannot stand side by side, and InfeasibleError where the edited plan does not fit into memory.
+        changes: as `constraints=` of `autopar.plan`: {"lm_head.weight": "S(0)"}, {"head": {"tp": "R"}}; also, in
+        micro-batches, {"gather_once": True}, and with stages {"layers.3": {"pp": 1}} (to stage 1),
+        {"schedule": "gpipe"}, {"micro_batches": 8}. Raises ConfigurationError naming tensor, axis and reason for what
+        cannot be meant, PlanMismatchError for choices that cannot stand side by side, and InfeasibleError where the
+        edited plan does not fit into memory.
         """
         return self._asked.edit(self, changes)
 

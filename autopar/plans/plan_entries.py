@@ -65,6 +65,11 @@ def check_plan(plan: PlanValue) -> None:
             f"micro_batches is {plan.micro_batches}; a step runs the batch in at least 1 part, and in at most "
             f"{MOST_MICRO_BATCHES:,}"
         )
+    if plan.gather_once and (plan.in_stages or plan.shards):
+        raise ConfigurationError(
+            "gather_once is for micro-batches without stages, each of which says it of itself (pipeline.stages), and "
+            "without logical shards (deterministic), which are summed one by one"
+        )
     if plan.pipeline is not None:
         check_pipeline(plan, plan.pipeline)
     _check_shards(plan)

@@ -181,7 +181,10 @@ def facts(plan: PlanValue, verbose: bool = False) -> list[str]:
         f"costs less than {format_seconds(plan.bound_seconds)} ({gap})",
     ]
     if plan.micro_batches > 1:
-        lines.append(f"{plan.micro_batches} micro-batches: forward and backward of each in turn, gradients added up")
+        once = "; gathers once per step: parameters and gradients are whole till its end" * plan.gather_once
+        lines.append(
+            f"{plan.micro_batches} micro-batches: forward and backward of each in turn, gradients added up{once}"
+        )
     if plan.kernels:
         lines.append(f"kernels of ours in the place of groups: {', '.join(plan.kernels)}; else {plan.kernel_backend}'s")
     prediction = plan.predicted

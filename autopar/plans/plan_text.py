@@ -90,7 +90,7 @@ def difference(this: PlanValue, other: PlanValue) -> str:
 def _choices(plan: PlanValue) -> list[str]:
     """One line per choice, in plan order, for `diff`."""
     lines = [f"mesh {name}={size}" for name, size in zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)]
-    lines.append(f"micro_batches {plan.micro_batches}")
+    lines.append(f"micro_batches {plan.micro_batches}{', gathers once' * plan.gather_once}")
     lines += [f"{kind} over {group} in symmetric memory" for kind, of in plan.symmetric_memory.items() for group in of]
     lines += [f"{module}: copies of experts {[*experts]}" for module, experts in plan.replicated_experts.items()]
     lines += [f"{module}: experts in the order {[*order]}" for module, order in plan.expert_order.items()]

@@ -203,7 +203,9 @@ class PlanValue:
     who reads them. `hidden_share` is the part of the communication of parameters that objective, bound and gap leave
     out, as it runs beside
     computation. With `micro_batches` m, operators, inputs and outputs are those of a m-th of the batch, and a step
-    runs them m times. With a `pipeline`, the first axis of the mesh is "pp" and every layout is one on the other
+    runs them m times; with `gather_once` parameters are gathered once per step, not once per micro-batch, and their
+    gradients scattered once, held whole till then. With a `pipeline`, whose stages say the last of themselves, the
+    first axis of the mesh is "pp" and every layout is one on the other
     axes (`layout_mesh`); with unequal rank groups the mesh is the smallest that holds the axes of each, and
     `num_ranks` counts devices. `replicated_experts`: module -> experts of which every rank has a copy,
     where rows travel to the others. `expert_order`: module -> its experts in the order in which they lie on the ranks,
@@ -230,6 +232,7 @@ class PlanValue:
     symmetric_memory: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     copy_ahead_bytes: float = 0.0
     micro_batches: int = 1
+    gather_once: bool = False
     replicated_experts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     expert_order: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     deterministic: Deterministic = False

@@ -1,6 +1,7 @@
 """Bodies: every graph that one stage runs, with the kernels and collectives that it takes, and how often.
 
 F, B, I, W: once per micro-batch, as the schedule says; prepare, late: once per step, where there is any
+first, last: what runs as the first F with prepare in it, and as the last B with late in it, where there are no stages
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from autopar.cost_models.program_timeline import wait_positions
 from autopar.schedules.actions import Kind
 from autopar.simulation.priced_stages import PricedStage
 
-Turn: TypeAlias = Kind | Literal["prepare", "late"]
+Turn: TypeAlias = Kind | Literal["prepare", "late", "first", "last"]
 """A pass of the schedule, or what runs once per step in front of all passes, or behind them."""
 
 

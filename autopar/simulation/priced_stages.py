@@ -20,7 +20,6 @@ from torch import fx
 
 from autopar.cost_models.collective_costs import collective_seconds
 from autopar.cost_models.program_timeline import PassBytes
-from autopar.graphs.forward_backward import Partition
 from autopar.graphs.live_ranges import LiveRange, bytes_over_time, memory_events, stage_memory_events
 from autopar.graphs.node_values import node_bytes
 from autopar.hardware.cluster import Cluster, MixedCluster, refuse_mixed
@@ -31,6 +30,8 @@ from autopar.passes.lowering.chain import lowered_on, start_early
 from autopar.passes.lowering.micro_batch_graphs import joined_bytes
 from autopar.passes.lowering.stage import LoweredStage
 from autopar.passes.stages.cut_stages import Crossing, StagePrograms
+from autopar.passes.stages.once_per_step import PREPARED
+from autopar.planner.memory.step_bytes import prepared_bytes, total_bytes
 from autopar.plans.busiest_rank import busiest_place
 from autopar.plans.parallel_plan import Plan
 from autopar.program import MicroProgram, Program, returned_values
@@ -72,12 +73,9 @@ class PricedStage:
         return self._of_one_part(stage_memory_events(parts, halves.weights, kept))
 
     def _of_one_part(self, ranges: Sequence[LiveRange]) -> list[LiveRange]:
-        prepared = self.lowered.prepared
-        if prepared is None:
+        if self.lowered.prepared is None:
             return list(ranges)
-        graphs = [graph for graph in (prepared.forward, prepared.backward) if graph is not None]
-        once = {n.name for graph in graphs for n in graph.graph.nodes if n.name.startswith("prepared_")}
-        return [live for live in ranges if live.name not in once]
+        return [live for live in ranges if not live.name.startswith(PREPARED)]
 
     @cached_property
     def bytes_of_passes(self) -> tuple[PassBytes, PassBytes]:
@@ -104,6 +102,22 @@ class PricedStage:
             PassBytes(live=tuple(live[start:border]), before=saved, after=kept),
             PassBytes(live=tuple(live[border:]), before=kept, after=0.0),
         )
+
+    def bytes_of_end(self, kind: Kind) -> PassBytes:
+        """The bytes of the first forward, or of the last backward, of a step without several stages, whatever more they
+        do; beside what is gathered once and whole totals, which end with that backward and where they are summed, so
+        that what they are summed to is left."""
+        last, every = self.lowered.last, self.bytes_of_passes[int(kind == "B")]
+        if kind == "F" or last is None:
+            return every
+        totals = math.fsum(self.total_bytes.values())
+        ranges = self._of_one_part(memory_events(replace(self.lowered.partition, backward=last)))
+        live = [float(held) - totals for held in bytes_over_time(ranges)]
+        left = sum(node_bytes(node) for node in returned_values(last.graph)) - totals
+        end = self.turn + len(last.graph.nodes) - 1
+        live += [left] * (end - len(live))
+        left -= math.fsum(self.gathered_bytes.values())
+        return PassBytes(live=tuple(live[self.turn : end]), before=every.before, after=left)
 
     def held(self, kind: Kind) -> PassBytes:
         """The bytes of a pass."""
@@ -142,28 +156,12 @@ class PricedStage:
     @cached_property
     def gathered_bytes(self) -> Mapping[str, float]:
         """Operator or parameter -> bytes of what is gathered once per step and stays for it."""
-        if self.lowered.prepared is None:
-            return {}
-        graph, parameters = self.lowered.prepared.prepare, frozenset(self.lowered.prepared.parameters)
-        alone = Partition(forward=graph, backward=None, saved=(), parameters=parameters)
-        nodes = {node.name: node for node in graph.graph.nodes}
-        end = len(nodes) - 1
-        found: dict[str, float] = {}
-        for live in memory_events(alone):  # views of what is gathered have no bytes of their own
-            if live.last_index == end:
-                name = str(nodes[live.name].meta.get("operator", live.name))
-                found[name] = found.get(name, 0.0) + float(live.bytes)
-        return found
+        return {} if self.lowered.prepared is None else prepared_bytes(self.lowered.prepared)
 
     @cached_property
     def total_bytes(self) -> Mapping[str, float]:
         """Parameter -> bytes of the total of its gradient, whole where the stage reduces it once per step."""
-        gradients = [output.name for output in self.lowered.program.outputs if output.role == "gradient"]
-        backward = self.lowered.unreduced if self.lowered.late is None else self.lowered.late.unreduced
-        if backward is None:
-            return {}
-        values = returned_values(backward.graph)
-        return {gradients[index]: float(node_bytes(values[index])) for index in self.lowered.totals}
+        return total_bytes(self.lowered)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

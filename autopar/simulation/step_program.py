@@ -2,7 +2,8 @@
 
     gathers once per step | states | the schedule, on one rank per group | late sums | optimizer
 
-A plan without stages has one, whose schedule is 0F0 0B0 0F1 0B1 ... on one rank group.
+A plan without stages has one, whose schedule is 0F0 0B0 0F1 0B1 ... on one rank group; gathers are in its first forward
+and late sums in its last backward.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from autopar.planner.problem.optimizer_states import state_bytes
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_value import PIPELINE_AXIS
 from autopar.program import Input, MicroProgram, Program
-from autopar.schedules.actions import Kind
+from autopar.schedules.actions import Kind, PipeAction
 from autopar.simulation.bodies import Body, Turn
 from autopar.simulation.priced_stages import PricedStage, StepGraphs, step_graphs
 
@@ -89,7 +90,7 @@ class StepProgram:
         states = [self._states_of([graphs.of[stage] for stage in held]) for held in own]
         actions: list[Action] = []
         for rank, held in enumerate(own):
-            for stage in held:
+            for stage in held if self.plan.in_stages else ():
                 actions += _once(bodies[stage].get("prepare"), rank, len(actions))
         shift = len(actions)
         programs = [dict(_passes(stage, own)) for stage, own in zip(graphs.of, bodies, strict=True)]
@@ -101,11 +102,12 @@ class StepProgram:
             state_bytes=[each.bytes for each in states],
             message_bytes=[graphs.message_bytes(rank) for rank in range(len(schedule.ranks))],
             in_turn=not self.plan.in_stages,
+            others={} if self.plan.in_stages else self._ends(graphs.of[0], free),
         )
         actions += [replace(a, depends_on=tuple(index + shift for index in a.depends_on)) for a in played]
         last = {action.rank: index for index, action in enumerate(actions) if action.stream == COMPUTE}
         for rank, held in enumerate(own):
-            for stage in held:
+            for stage in held if self.plan.in_stages else ():
                 late = _once(bodies[stage].get("late"), rank, len(actions), last[rank])
                 actions += late
                 last[rank] = len(actions) - 1 if late else last[rank]
@@ -128,7 +130,7 @@ class StepProgram:
     def _without(self, rung: str, body: Body) -> Body:
         """What a graph takes where the nodes that it has for the sake of a rung cost nothing. Kernels are told by their
         first node."""
-        nodes, in_backward = list(body.graph.nodes), body.turn not in ("prepare", "F")
+        nodes, in_backward = list(body.graph.nodes), body.turn not in ("prepare", "first", "F")
         actions = [
             replace(one, seconds=0.0, host_seconds=0.0)
             if one.kind != "views" and self.rungs.added(nodes[one.position], in_backward) == rung
@@ -151,11 +153,28 @@ class StepProgram:
         if lowered.late is not None:
             yield self._body("late", stage, lowered.late.reduce)
 
+    def ends(self, stage: PricedStage, free: str | None = None) -> dict[PipeAction, Body]:
+        """The first forward and the last backward of a step without several stages, where they do more than others."""
+        lowered, last = stage.lowered, stage.lowered.context.micro.count - 1
+        found: list[tuple[PipeAction, Turn, fx.GraphModule | None]] = [
+            (PipeAction(stage.number, "F", 0), "first", lowered.first),
+            (PipeAction(stage.number, "B", last), "last", lowered.last),
+        ]
+        bodies = {action: self._body(turn, stage, graph) for action, turn, graph in found if graph is not None}
+        return bodies if free is None else {action: self._without(free, body) for action, body in bodies.items()}
+
+    def _ends(self, stage: PricedStage, free: str | None) -> dict[PipeAction, PassProgram]:
+        """`ends`, with the bytes that they bring."""
+        return {
+            action: pass_program(body.actions, stage.bytes_of_end(action.kind), body.waits)
+            for action, body in self.ends(stage, free).items()
+        }
+
     def _body(self, turn: Turn, stage: PricedStage, module: fx.GraphModule, hands_on: bool = False) -> Body:
         """Kernels and collectives; on CPUs the dispatch of views, which costs what any small operator costs, and
         (hands_on) what the host does for a pass that hands on to another stage."""
         graph, device = module.graph, stage.cluster.device
-        phase = "forward" if turn in ("prepare", "F") else "backward"
+        phase = "forward" if turn in ("prepare", "first", "F") else "backward"
         actions = program_actions(
             graph,
             phase,
@@ -236,7 +255,7 @@ class StepProgram:
         for stage in stages:
             more += stage.joined_bytes
             more += math.fsum(stage.gathered_bytes.values())
-            if stage.lowered.prepared is not None:
+            if stage.lowered.prepared is not None or stage.lowered.last is not None:
                 more += max(0.0, math.fsum(stage.total_bytes.values()) - self._gradient_bytes(stage.lowered.program))
         return replace(states, bytes=states.bytes + more)
 

@@ -25,19 +25,19 @@ from autopar.passes.kernels.sort_by_expert import sort_by_expert
 from autopar.passes.kernels.use_kernels import with_kernels
 from autopar.passes.lowering.kept_on_host import with_gradients_sent, with_host_copies
 from autopar.passes.lowering.lower import lower, remove_unused
-from autopar.passes.lowering.micro_batch_graphs import for_micro_batches
+from autopar.passes.lowering.micro_batch_graphs import adding_to_totals, without_statistics
 from autopar.passes.lowering.observers import Observer
 from autopar.passes.lowering.saved_in_forms import with_saved_forms
 from autopar.passes.lowering.stage import LoweredStage, LoweredStep, StageContext
 from autopar.passes.lowering.step_halves import split_forward_backward
-from autopar.passes.overlap.copies_ahead import copies_ahead
+from autopar.passes.overlap.copies_ahead import copies_ahead, moved_ahead
 from autopar.passes.overlap.in_symmetric_memory import both_in_symmetric_memory, multiply_in_symmetric_memory
 from autopar.passes.overlap.overlapped import overlapped, overlapped_graph
 from autopar.passes.random_operators import SEED
 from autopar.passes.runner import Pass, pass_name, run_pass
 from autopar.passes.stages.cut_stages import cut_stages, uncut
-from autopar.passes.stages.late_sums import cut_late_sums
-from autopar.passes.stages.once_per_step import prepare_parameters
+from autopar.passes.stages.late_sums import cut_late_sums, last_backward
+from autopar.passes.stages.once_per_step import first_forward, prepare_parameters
 from autopar.passes.stages.stage_plans import stage_plan
 from autopar.passes.stages.weight_gradients import split_backward
 from autopar.plans.parallel_plan import Plan
@@ -90,22 +90,37 @@ def split(stage: LoweredStage, context: StageContext) -> LoweredStage:
     return replace(stage, split=parts, unreduced=parts.backward)
 
 
-def add_up_parts(stage: LoweredStage, context: StageContext) -> LoweredStage:
-    """Micro-batches without a pipeline: statistics become a graph of their own, backward adds gradients to totals; in
-    logical shards it returns them, since the runtime folds them."""
+def take_statistics(stage: LoweredStage, context: StageContext) -> LoweredStage:
+    """Micro-batches without a pipeline: statistics become a graph of their own."""
     if context.in_pipeline or not context.adds_up:
         return stage
-    parts = for_micro_batches(stage.program, stage.partition, adds=not context.plan.shards)
-    return replace(stage, split=parts.partition, statistics=parts.statistics, totals=parts.totals)
+    parts, statistics = without_statistics(stage.program, stage.partition)
+    return replace(stage, split=parts, statistics=statistics)
 
 
 def gather_once(stage: LoweredStage, context: StageContext) -> LoweredStage:
-    """What follows from parameters alone is made once per step, where the plan says so of a stage."""
-    if not context.gather_once:
+    """What follows from parameters alone is made once per step, where the plan says so; what lies on the host is
+    brought, and gathered, for every micro-batch."""
+    if not context.gathers_once:
         return stage
-    prepared = prepare_parameters(stage.partition)
+    on_host = {meaning.name for meaning in stage.program.inputs if meaning.on_host}
+    prepared = prepare_parameters(stage.partition, on_host)
+    if not context.in_pipeline and not prepared.count:
+        return stage
     parts = replace(stage.partition, forward=prepared.forward, backward=prepared.backward)
     return replace(stage, split=parts, prepared=prepared, unreduced=prepared.backward)
+
+
+def add_up_parts(stage: LoweredStage, context: StageContext) -> LoweredStage:
+    """Micro-batches without a pipeline: backward adds gradients to totals, without the sums that can wait; in logical
+    shards it returns them, since the runtime folds them."""
+    backward = stage.partition.backward
+    if context.in_pipeline or not context.adds_up or backward is None or context.plan.shards:
+        return stage
+    any_on_host = any(meaning.on_host for meaning in stage.program.inputs)
+    late = cut_late_sums(backward, growing=context.gathers_once and not any_on_host)
+    added, totals = adding_to_totals(backward if late is None else late.unreduced)
+    return replace(stage, split=replace(stage.partition, backward=added), late=late, totals=totals)
 
 
 def cut_passes(stage: LoweredStage, context: StageContext) -> LoweredStage:
@@ -113,7 +128,7 @@ def cut_passes(stage: LoweredStage, context: StageContext) -> LoweredStage:
     backward = stage.partition.backward
     if backward is None or not context.in_pipeline:
         return stage
-    late = cut_late_sums(backward, stage.sent, growing=context.gather_once)
+    late = cut_late_sums(backward, stage.sent, growing=context.gathers_once)
     halves = split_backward(backward if late is None else late.unreduced, stage.sent)
     parts = replace(stage.partition, backward=halves.whole)
     return replace(stage, split=parts, late=late, halves=halves, totals=halves.totals)
@@ -142,7 +157,24 @@ def start_early(stage: LoweredStage, context: StageContext) -> LoweredStage:
     if on_host and parts.backward is not None and not context.adds_up:
         gradients = [output.name for output in stage.program.outputs if output.role == "gradient"]
         parts = replace(parts, backward=with_gradients_sent(parts.backward, [name in on_host for name in gradients]))
-    return replace(stage, split=copies_ahead(parts, plan.copy_ahead_bytes))
+    return _with_ends(replace(stage, split=copies_ahead(parts, plan.copy_ahead_bytes)), stage)
+
+
+def _with_ends(stage: LoweredStage, cut: LoweredStage) -> LoweredStage:
+    """The stage with what its first forward and its last backward run instead, which make once per step what is made
+    once, between their own operators. cut: the stage before its collectives were started early."""
+    plan, parts, prepared, late = stage.plan, cut.partition, cut.prepared, cut.late
+    first = last = None
+    if prepared is not None:
+        first = first_forward(parts.forward, prepared)
+    if late is not None and parts.backward is not None:
+        last = last_backward(parts.backward, late, cut.totals)
+    ends = [
+        None if graph is None else overlapped_graph(graph, plan.bucket_bytes, plan.product_chunks)
+        for graph in (first, last)
+    ]
+    ahead = [None if graph is None else moved_ahead(graph, plan.copy_ahead_bytes) for graph in ends]
+    return replace(stage, first=ahead[0], last=ahead[1])
 
 
 def hold_sums(stage: LoweredStage, context: StageContext) -> LoweredStage:
@@ -164,8 +196,9 @@ LOWERING: tuple[StagePass, ...] = (
     sort_rows,
     join_kernels,
     split,
-    add_up_parts,
+    take_statistics,
     gather_once,
+    add_up_parts,
     cut_passes,
     use_symmetric_memory,
     start_early,
@@ -267,7 +300,7 @@ def _begun(micro: MicroProgram, plan: Plan, ranks: tuple[int, ...]) -> LoweredSt
             micro=micro,
             parameters=frozenset(cut.holders),
             in_pipeline=plan.in_stages,
-            gather_once=pipeline.stages[number].gather_once,
+            in_stage_once=pipeline.stages[number].gather_once,
         )
         stages.append(LoweredStage(context=context, program=context.program))
     return LoweredStep(

@@ -11,7 +11,7 @@ all gradients one of them lives at a time.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,36 +49,17 @@ DRAWING_FUNCTIONS = frozenset(
 """Functions whose last arguments are the runs of global indices and the global shape."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroPartition:
-    """The graphs of one part: `statistics` (None where there are none), and forward and backward as `partition`.
-
-    totals: for each accumulating placeholder of backward, the index of its gradient among the program's gradients.
-    They state no shape: a total lives all the time and is counted with the states of its parameter.
-    """
-
-    statistics: fx.GraphModule | None
-    partition: Partition
-    totals: tuple[int, ...]
-
-
-def for_micro_batches(program: Program, partition: Partition, *, adds: bool = True) -> MicroPartition:
-    """Split the statistics off, and let backward add to totals; `program` is the lowered one of `partition`.
-
-    adds: else backward returns its gradients, for whoever adds them up in an order of his own."""
+def without_statistics(program: Program, partition: Partition) -> tuple[Partition, fx.GraphModule | None]:
+    """(the graphs of one part, whose forward takes the statistics of the batch and returns none; the graph that returns
+    them, None where there are none). program: the lowered one of `partition`."""
     forward_outputs = [output for output in program.outputs if output.role != "gradient"]
     positions = [index for index, output in enumerate(forward_outputs) if output.role == "statistic"]
-    forward, statistics = partition.forward, None
-    if positions:
-        returned = returned_values(forward.graph)
-        statistics = _returning(forward, [returned[index] for index in positions])
-        forward = _returning(forward, [value for index, value in enumerate(returned) if index not in positions])
-    backward, totals = partition.backward, tuple[int, ...]()
-    if backward is not None and adds:
-        backward, totals = _accumulating(backward)
-    return MicroPartition(
-        statistics=statistics, partition=replace(partition, forward=forward, backward=backward), totals=totals
-    )
+    if not positions:
+        return partition, None
+    returned = returned_values(partition.forward.graph)
+    rest = [value for index, value in enumerate(returned) if index not in positions]
+    statistics = _returning(partition.forward, [returned[index] for index in positions])
+    return replace(partition, forward=_returning(partition.forward, rest)), statistics
 
 
 def drawing_for(
@@ -138,8 +119,10 @@ def _returning(graph_module: fx.GraphModule, results: Sequence[Any]) -> fx.Graph
     return LazyGraphModule(graph_module, graph)
 
 
-def _accumulating(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tuple[int, ...]]:
-    """A copy that adds every gradient to a total, a placeholder behind all others, where it is made."""
+def adding_to_totals(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tuple[int, ...]]:
+    """A copy of backward that adds every gradient to a total, a placeholder behind all others, where it is made; and
+    the index of the gradient of each among those that it returned. Totals state no shape: one lives all the time and is
+    counted with the states of its parameter."""
     if not any(isinstance(value, fx.Node) for value in returned_values(graph_module.graph)):
         return graph_module, ()  # everything is frozen
     graph = fx.Graph()

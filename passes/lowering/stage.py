@@ -39,8 +39,16 @@ class StageContext:
     micro: MicroProgram
     parameters: frozenset[str]
     in_pipeline: bool = False
-    gather_once: bool = False
-    """What follows from its parameters alone is made once per step."""
+    in_stage_once: bool = False
+    """What the plan says of the stage in place of `gather_once`, where there are several."""
+
+    @property
+    def gathers_once(self) -> bool:
+        """Whether what follows from parameters alone is made once per step; a batch in one part does so anyhow, and
+        in logical shards every micro-batch is summed by itself."""
+        if self.in_pipeline:
+            return self.in_stage_once
+        return self.plan.gather_once and self.micro.count > 1 and not self.plan.shards
 
     @property
     def adds_up(self) -> bool:
@@ -64,8 +72,11 @@ class LoweredStage:
     the two that run. statistics: what a micro-batch adds to statistics of the batch, as a graph of its own. prepared:
     what is made once per step of the parameters, and forward and backward without it. unreduced: backward before its
     sums were cut off and its gradients added to totals. late: backward cut before the last sums of its gradients over
-    ranks: what `no_sync` holds back, and what a stage of a pipeline sums once per step. totals: of the gradients, by
-    index, those that backward adds to a total. halves: backward of a stage of a pipeline, also in two pieces.
+    ranks: what `no_sync` holds back, and what is summed once per step where there are several micro-batches. totals: of
+    the gradients, by index, those that backward adds to a total. halves: backward of a stage of a pipeline, also in two
+    pieces. first, last: without a pipeline, what runs in place of the first forward and of the last backward of a step:
+    the one with what is prepared, which it returns behind all others, the other with the late sums, returning every
+    total complete.
     """
 
     context: StageContext
@@ -77,6 +88,8 @@ class LoweredStage:
     late: CutGraph | None = None
     totals: tuple[int, ...] = ()
     halves: BackwardGraphs | None = None
+    first: fx.GraphModule | None = None
+    last: fx.GraphModule | None = None
 
     @property
     def number(self) -> int:
@@ -93,6 +106,17 @@ class LoweredStage:
         """The forward and the backward graph of one micro-batch."""
         assert self.split is not None, "the stage is not partitioned yet"
         return self.split
+
+    @property
+    def runs(self) -> tuple[tuple[str, fx.GraphModule, int], ...]:
+        """(phase, graph, how often a step runs it) of forward and backward, where there are no several stages."""
+        found = []
+        for phase, every, end in (("forward", self.partition.forward, self.first),
+                                  ("backward", self.partition.backward, self.last)):  # fmt: skip
+            ends = [] if end is None else [(phase, end, 1)]
+            times = self.context.micro.count - len(ends)
+            found += ([(phase, every, times)] if times and every is not None else []) + ends
+        return tuple(found)
 
     @property
     def sent(self) -> int:
@@ -114,7 +138,8 @@ class LoweredStage:
             found |= {"inputs": self.halves.inputs, "weights": self.halves.weights}
         if self.late is not None:
             found |= {"unreduced": self.late.unreduced, "reduce": self.late.reduce}
-        return found
+        found |= {} if self.first is None else {"first": self.first}
+        return found if self.last is None else found | {"last": self.last}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

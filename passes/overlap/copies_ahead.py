@@ -23,14 +23,13 @@ from autopar.graphs.node_values import node_bytes
 
 def copies_ahead(partition: Partition, ahead_bytes: float) -> Partition:
     """The graphs of a rank with starts of copies moved forward, and waits for copies backward."""
-    if not ahead_bytes:
-        return partition
-    forward, *backward = [_moved(module, ahead_bytes) for module in partition.graphs]
+    forward, *backward = [moved_ahead(module, ahead_bytes) for module in partition.graphs]
     return replace(partition, forward=forward, backward=backward[0] if backward else None)
 
 
-def _moved(module: fx.GraphModule, ahead_bytes: float) -> fx.GraphModule:
-    if not any(node.target in HOST_COPIES for node in module.graph.nodes):
+def moved_ahead(module: fx.GraphModule, ahead_bytes: float) -> fx.GraphModule:
+    """One graph of a rank, likewise."""
+    if not ahead_bytes or not any(node.target in HOST_COPIES for node in module.graph.nodes):
         return module
     graph = copied(module.graph)
     _ask_early(graph, ahead_bytes)

@@ -5,11 +5,15 @@
 Sums are linear, so what `unreduced` returns may be added up over many passes and reduced once. Gradients that end in
 anything else than a sum over ranks are not cut. A gradient that changes its dtype behind the sum is not cut either:
 it would be added up in the other one.
+
+Where a rank runs all micro-batches one after the other, the last backward holds the sums, so that they run beside it:
+
+    last(..., total): g = all_reduce(total + x, "sum"); return g
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +53,33 @@ def cut_late_sums(graph_module: fx.GraphModule, first: int = 0, *, growing: bool
     return CutGraph(
         unreduced=_without(graph_module, chains), reduce=_only(graph_module, chains), positions=tuple(chains)
     )
+
+
+def last_backward(backward: fx.GraphModule, late: CutGraph, totals: Sequence[int]) -> fx.GraphModule:
+    """`backward`, which adds to totals, with the sums of `late` behind them: it returns the complete gradients, in the
+    order of `totals`. What it takes and returns of them states its shape: a total ends where it is summed."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    returned = graph.graph_copy(backward.graph, copies)
+    assert isinstance(returned, tuple | list)
+    whole = returned_values(late.unreduced.graph)
+    complete = dict(zip(totals, returned, strict=True))
+    for index, added in complete.items():
+        for node in (added.args[0], added):
+            node.meta = {**node.meta, **_form(whole[index])}
+    places = late.reduce.graph.find_nodes(op="placeholder")
+    made = {place: complete[position] for place, position in zip(places, late.positions, strict=True)}
+    for node in late.reduce.graph.nodes:
+        if node.op == "call_function":
+            made[node] = graph.node_copy(node, made.__getitem__)
+    sums = returned_values(late.reduce.graph)
+    complete |= {position: made[node] for position, node in zip(late.positions, sums, strict=True)}
+    graph.output(tuple(complete.values()))
+    return LazyGraphModule(backward, graph)
+
+
+def _form(node: fx.Node) -> dict[str, Any]:
+    return {key: node.meta[key] for key in ("local_shape", "dtype") if key in node.meta}
 
 
 def _reducing_chain(gradient: Any, growing: bool) -> list[fx.Node]:

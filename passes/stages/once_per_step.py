@@ -5,12 +5,16 @@
     backward(w, x, dy):                        -->             forward(w, x, g): return x g, x
         g = all_gather(w); return dy g', x' dy                 backward(w, x, dy, g): return dy g', x' dy
 
-Gathered parameters and their casts then stay for the whole step, one copy for forward and backward.
+Gathered parameters and their casts then stay for the whole step, one copy for forward and backward. Where a rank runs
+all micro-batches one after the other, the first forward makes what is prepared between its own operators, so that a
+gather runs beside what does not need it:
+
+    first(w, x): g = all_gather(w); return x g, x, g
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 
 from torch import fx
@@ -18,6 +22,10 @@ from torch import fx
 from autopar._compat import LazyGraphModule
 from autopar.graphs.forward_backward import Partition
 from autopar.passes.random_operators import is_random
+from autopar.program import returned_values
+
+PREPARED = "prepared_"
+"""How the names of placeholders for what is made once begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +40,15 @@ class Prepared:
     backward: fx.GraphModule | None
     of_backward: tuple[int, ...]
 
+    @property
+    def count(self) -> int:
+        """How many values `prepare` returns."""
+        return len(returned_values(self.prepare.graph))
 
-def prepare_parameters(partition: Partition) -> Prepared:
-    """Take what follows from parameters alone out of both graphs."""
-    keys = _Keys(partition)
+
+def prepare_parameters(partition: Partition, but: Collection[str] = ()) -> Prepared:
+    """Take what follows from parameters alone out of both graphs. but: names of those that count as anything else."""
+    keys = _Keys(partition, partition.parameters.difference(but))
     forward = _taken_out(partition.forward, keys)
     backward = [] if partition.backward is None else _taken_out(partition.backward, keys)
     found = list(dict.fromkeys(keys.of(node) for node in (*forward, *backward)))
@@ -51,12 +64,52 @@ def prepare_parameters(partition: Partition) -> Prepared:
     )
 
 
+def first_forward(forward: fx.GraphModule, prepared: Prepared) -> fx.GraphModule:
+    """`forward`, which takes what is prepared, with `prepare` in it: it makes each value where it first reads it, those
+    that only backward reads at the end, and returns them all behind its own results."""
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    taken = forward.graph.find_nodes(op="placeholder")
+    own = len(taken) - len(prepared.of_forward)
+    for node in taken[:own]:
+        made[node] = graph.node_copy(node)
+    by_name = {node.name: made[node] for node in taken[:own]}
+    values = returned_values(prepared.prepare.graph)
+    source = {node: values[index] for node, index in zip(taken[own:], prepared.of_forward, strict=True)}
+
+    def value(node: fx.Node) -> fx.Node:
+        found = source.get(node, node)
+        for missing in _operands_first(found, made):
+            made[missing] = by_name[missing.name] if missing.op == "placeholder" else graph.node_copy(missing, value)
+        return made[found]
+
+    for node in forward.graph.nodes:
+        if node.op == "call_function":
+            made[node] = graph.node_copy(node, value)
+    results = [value(node) if isinstance(node, fx.Node) else node for node in returned_values(forward.graph)]
+    graph.output((*results, *(value(node) for node in values)))
+    return LazyGraphModule(forward, graph)
+
+
+def _operands_first(node: fx.Node, made: Collection[fx.Node]) -> list[fx.Node]:
+    """What has to be made for a node of `prepare`, in an order in which it can be."""
+    found: dict[fx.Node, None] = {}
+    stack = [node]
+    while stack:
+        missing = [operand for operand in stack[-1].all_input_nodes if operand not in made and operand not in found]
+        if missing and stack[-1] not in made:
+            stack += missing
+        elif (current := stack.pop()) not in made:
+            found[current] = None
+    return list(found)
+
+
 class _Keys:
     """Equal keys for calls of forward and of backward that make the same of the same parameters."""
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: Partition, parameters: Collection[str]) -> None:
         self._of: dict[fx.Node, Hashable] = {}
-        self._by_name: dict[str, Hashable] = {name: name for name in partition.parameters}
+        self._by_name: dict[str, Hashable] = {name: name for name in parameters}
         self.source: dict[Hashable, fx.Node] = {}
         for node in partition.forward.graph.nodes:
             if self.of(node) is not None:
@@ -94,7 +147,7 @@ def _without(graph_module: fx.GraphModule, taken_out: list[fx.Node], keys: _Keys
     graph = fx.Graph()
     made = {node: graph.node_copy(node) for node in graph_module.graph.find_nodes(op="placeholder")}
     for node in taken_out:
-        made[node] = graph.placeholder(f"prepared_{node.name}")
+        made[node] = graph.placeholder(f"{PREPARED}{node.name}")
         made[node].meta = dict(node.meta)
     for node in graph_module.graph.nodes:
         if node.op == "call_function" and keys.of(node) is None:

@@ -74,6 +74,8 @@ class PipelineRun:
     """Values that go from one stage of this rank to another: (name, micro-batch, reading stage)."""
     saved: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
     """(stage, micro-batch) -> what forward saved; then what W needs."""
+    ends: dict[int, PipeAction] = field(default_factory=dict)
+    """Stage -> the last pass of its backward."""
 
     def actions(self, actions: Sequence[PipeAction]) -> None:
         """Run them in order; what the next one receives is on its way while one computes."""
@@ -91,15 +93,15 @@ class PipelineRun:
                     self.folds[stage] = GradientFold()
         del values
         actions = [action for action in actions if action.micro_batch >= 0 or self.before is not None]
-        last = {} if delayed else {a.stage: index for index, a in enumerate(actions) if a.kind != "F"}
+        self.ends = {} if delayed else {action.stage: action for action in actions if action.kind != "F"}
         following: Iterator[PipeAction | None] = iter([*actions[1:], None])
-        for index, action in enumerate(actions):
+        for action in actions:
             received = self._receive(action)
             later = next(following)
             for message in self._messages(later) if later is not None else ():
                 self.wires.expect(message)
             self.act(action, received)
-            if last.get(action.stage) == index:
+            if self.ends.get(action.stage) == action:
                 self._complete(action.stage)
 
     def leave_over(self, order: Sequence[Message]) -> None:
@@ -152,14 +154,11 @@ class PipelineRun:
             if value.role == "tangent":
                 saved.append(received[value.name] if value.name in received else self._tangent(value))
         received.clear()
-        sent, kept = graphs.run_backward(
-            saved,
-            run.prepared[action.stage],
-            run.totals[action.stage],
-            part,
-            self.pieces,
-            weights=action.kind == "B",
-        )
+        prepared, totals = run.prepared[action.stage], run.totals[action.stage]
+        if graphs.last is not None and self.ends.get(action.stage) == action:
+            self._add(graphs.run_last_backward(saved, prepared, totals, part, self.pieces))
+            return
+        sent, kept = graphs.run_backward(saved, prepared, totals, part, self.pieces, weights=action.kind == "B")
         if action.stage in self.folds:
             self.folds[action.stage].add(kept)
         self._send(action, dict(zip(graphs.sent_backward, sent, strict=True)))

@@ -6,6 +6,8 @@ B(saved, tangents, prepared, totals) -> sent         I(saved, tangents, prepared
                                                      W(kept, totals)
 R(totals) -> gradients                               once per step, behind all others
 
+Where a rank runs all micro-batches one after the other, P is in its first F and R in its last B.
+
 Totals are the gradients of this stage's parameters, added up over micro-batches and not yet summed over the ranks
 where that can wait (`passes/stages/late_sums.py`).
 """
@@ -58,7 +60,8 @@ class StageGraphs:
     lowered: the stage's program. backward: whole, which adds to `totals`; halves: the same in two pieces. results: loss
     and outputs that it makes; sent_forward, sent_backward: the values that it makes for others, each once; gradients:
     names of the gradients of its backward, what is sent first. prepared: what is made once of the parameters, None:
-    nothing; late: the sums over ranks that wait, None: none do.
+    nothing; late: the sums over ranks that wait, None: none do. first: forward with what is prepared in it; last:
+    backward with the sums that wait in it; None: they run by themselves.
     """
 
     lowered: Program
@@ -68,6 +71,8 @@ class StageGraphs:
     halves: BackwardGraphs | None
     prepared: Prepared | None
     late: CutGraph | None
+    first: fx.GraphModule | None
+    last: fx.GraphModule | None
     total_forms: Mapping[int, Form]
     results: tuple[str, ...]
     sent_forward: tuple[str, ...]
@@ -76,8 +81,8 @@ class StageGraphs:
     calls: PartCalls
 
     def run_prepare(self, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """What is made once of the parameters. values: inputs by name."""
-        if self.prepared is None:
+        """What is made once of the parameters, in front of all passes. values: inputs by name."""
+        if self.prepared is None or self.first is not None:
             return []
         names = {node.name: value.name for node, value in self._placeholders()}
         arguments = [values[names[parameter]] for parameter in self.prepared.parameters]
@@ -86,11 +91,17 @@ class StageGraphs:
     def run_forward(
         self, values: Mapping[str, torch.Tensor], prepared: list[torch.Tensor], part: int, pieces: int
     ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[Any]]:
-        """(results, values for other stages, saved). values: inputs by name."""
+        """(results, values for other stages, saved). values: inputs by name; prepared: filled where this makes it."""
         arguments = [values[value.name] for value in self.lowered.inputs if value.role != "tangent"]
-        if self.prepared is not None:
-            arguments += [prepared[index] for index in self.prepared.of_forward]
-        returned = list(self.calls.of(self.forward, part, pieces)(arguments))
+        if self.first is not None and self.prepared is not None and not prepared:
+            returned = list(self.calls.of(self.first, part, pieces)(arguments))
+            begin = len(returned) - self.prepared.count
+            prepared += returned[begin:]
+            del returned[begin:]
+        else:
+            if self.prepared is not None:
+                arguments += [prepared[index] for index in self.prepared.of_forward]
+            returned = list(self.calls.of(self.forward, part, pieces)(arguments))
         made, ends = len(self.results), len(self.results) + len(self.sent_forward)
         return returned[:made], returned[made:ends], returned[ends:]
 
@@ -111,6 +122,18 @@ class StageGraphs:
         sent = len(self.sent_backward)
         return returned[:sent], returned[sent:]
 
+    def run_last_backward(
+        self, saved: list[Any], prepared: list[torch.Tensor], totals: Totals, part: int, pieces: int
+    ) -> dict[str, torch.Tensor]:
+        """The complete gradients of this stage's parameters, by name, where nothing else is sent. saved: with the
+        tangents, emptied, as totals is."""
+        assert self.last is not None
+        if self.prepared is not None:
+            saved += [prepared[index] for index in self.prepared.of_backward]
+        saved += [totals.pop(index) for index in self.totals]
+        returned = self.calls.of(self.last, part, pieces)(saved)
+        return {self.gradients[index]: gradient for index, gradient in zip(self.totals, returned, strict=True)}
+
     def run_weights(self, kept: list[Any], totals: Totals, part: int, pieces: int) -> None:
         """Add the gradients that I left out. kept: emptied."""
         assert self.halves is not None
@@ -120,7 +143,7 @@ class StageGraphs:
     def run_reduce(self, totals: Totals) -> dict[str, torch.Tensor]:
         """The complete gradients of this stage's parameters, by name. totals: emptied."""
         found = {self.gradients[index]: total for index, total in totals.items()}
-        if self.late is not None:
+        if self.late is not None and totals:
             waiting = [totals[position] for position in self.late.positions]
             totals.clear()
             reduced = self.calls.of(self.late.reduce)(waiting)
@@ -138,6 +161,8 @@ class StageGraphs:
         values = {**blank, **values}
         prepared, totals = self.run_prepare(values), self.zero_totals(device)
         micro = self.calls.micro
+        if self.first is not None:
+            self.run_forward(values, prepared, 0, pieces)
         for part in range(micro.count if micro.draws else 1):
             self.run_forward(values, prepared, part, pieces)
             for weights in [kind == "B" for kind in ("B", "I") if kind in kinds and self.backward is not None]:
@@ -146,8 +171,14 @@ class StageGraphs:
                 _, kept = self.run_backward(saved, prepared, totals, part, pieces, weights=weights)
                 if not weights:
                     self.run_weights(kept, totals, part, pieces)
-        if self.backward is not None and not {"B", "I"}.isdisjoint(kinds):
+        if self.backward is None or {"B", "I"}.isdisjoint(kinds):
+            return
+        if self.last is None:
             self.run_reduce(totals)
+            return
+        _, _, saved = self.run_forward(values, prepared, micro.count - 1, pieces)
+        saved += [blank[value.name] for value in self.lowered.inputs if value.role == "tangent"]
+        self.run_last_backward(saved, prepared, totals, micro.count - 1, pieces)
 
     def zero_totals(self, device: torch.device) -> Totals:
         """A total of zeros per gradient."""

@@ -17,7 +17,7 @@ def stage(parameter: str, joined: float, gathered: float) -> Any:
     """A stage with one parameter of 400 bytes, outputs that wait and weights that are gathered once per step."""
     entry = SimpleNamespace(name=parameter, role="parameter", on_host=False, shape=(10, 10), dtype=torch.float32)
     lowered = SimpleNamespace(
-        program=SimpleNamespace(inputs=[entry]), context=SimpleNamespace(kept_totals=1), prepared=None
+        program=SimpleNamespace(inputs=[entry]), context=SimpleNamespace(kept_totals=1), prepared=None, last=None
     )
     return SimpleNamespace(
         lowered=lowered, cluster=Cluster.parse("1 H100-SXM"), joined_bytes=joined, gathered_bytes={"mm#0": gathered}

@@ -15,6 +15,7 @@ from torch import fx
 
 from autopar.graphs.forward_backward import Partition
 from autopar.graphs.live_ranges import bytes_over_time, memory_events
+from autopar.passes.stages.once_per_step import PREPARED
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.problem.prices import Floats
 
@@ -24,8 +25,10 @@ BACKWARD = "/bwd"
 
 def measured_bytes(partition: Partition, lifetimes: Lifetimes, states: float, step_buffers: float) -> Floats:
     """(positions,) bytes at the fullest node of every operator, and during the optimizer's step. states: bytes of
-    parameters and optimizer state, which stay. NaN for operators without a node of their own."""
-    over_time = bytes_over_time(memory_events(partition))
+    parameters and optimizer state, which stay, with what is gathered once per step. NaN for operators without a node of
+    their own."""
+    own = [live for live in memory_events(partition) if not live.name.startswith(PREPARED)]
+    over_time = bytes_over_time(own)
     found = np.full(lifetimes.end + 1, np.nan)
     found[lifetimes.end] = states + step_buffers + (float(over_time[-1]) if len(over_time) else 0.0)
     position_of = {str(node.meta["operator"]): position for node, position in lifetimes.position.items()}

@@ -17,7 +17,7 @@ from autopar.hardware.devices import Device
 from autopar.passes.lowering.micro_batch_graphs import joined_bytes
 from autopar.passes.lowering.stage import LoweredStep
 from autopar.planner.memory.lifetimes import Lifetimes
-from autopar.planner.memory.lowered_bytes import measured_bytes
+from autopar.planner.memory.step_bytes import step_bytes
 from autopar.planner.problem.leaf_layouts import StateBytes
 from autopar.program import MicroProgram, Program
 from autopar.schedules.folding_schedule import kept_sums
@@ -80,5 +80,5 @@ def peak_bytes(step: LoweredStep, state_bytes: Mapping[str, StateBytes], device:
         state_bytes = {name: with_totals(state, count, bool(step.plan.shards)) for name, state in state_bytes.items()}
     states = resident_states(lowered, state_bytes, device)
     constant = states.bytes_beside(step.micro, lowered)
-    measured = measured_bytes(step.only.partition, Lifetimes(step.program), constant, states.step_buffers)
+    measured = step_bytes(step.only, Lifetimes(step.program), constant, states.step_buffers)
     return float(np.nanmax(measured))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from autopar.errors import ConfigurationError
@@ -33,6 +33,9 @@ from autopar.program import MicroProgram, batch_size
 
 log = logging.getLogger(__name__)
 
+WHOLE = {"dp_replicate", "tp"}
+"""Axes along which no parameter is gathered."""
+
 
 def choose_micro_batches(query: Query, meshes: Sequence[Mesh], contender: Contender | None = None) -> Chosen:
     """The best over the meshes, in the best number of micro-batches, or in as many as the user wants.
@@ -42,7 +45,7 @@ def choose_micro_batches(query: Query, meshes: Sequence[Mesh], contender: Conten
     """
     count = query.micro_batches
     if count is not None and count != 1:
-        return choose_mesh(query_in_parts(query, count), meshes, contender=contender)
+        return _both_ways(query_in_parts(query, count), meshes, contender=contender)
     chosen = choose_mesh(query, meshes, contender=contender)
     if count == 1 or query.recapture is None or not _hopeful(chosen, _objective(chosen)):
         return chosen
@@ -117,7 +120,7 @@ def _search(
         assert query.micro is not None
         objective = min(_objective(chosen), below)
         log.info(f"memory binds: trying {query.micro.count} micro-batches")
-        found = choose_mesh(query, meshes, floors, objective, contender)
+        found = _both_ways(query, meshes, floors, objective, contender)
         if found.best is not None:
             chosen = found
         elif chosen.best is None:
@@ -131,6 +134,37 @@ def _search(
         ):
             break
     return chosen
+
+
+def _both_ways(
+    query: Query,
+    meshes: Sequence[Mesh],
+    floors: Mapping[Mesh, float] | None = None,
+    below: float = math.inf,
+    contender: Contender | None = None,
+) -> Chosen:
+    """`choose_mesh` with parameters gathered in every part, and once per step: the shorter step of what fits. Bounds of
+    meshes are those of what costs less."""
+    each = choose_mesh(query, meshes, floors, below, contender)
+    is_whole = query.shards is not None or all(set(mesh.axis_names) <= WHOLE for mesh in meshes)
+    if is_whole or query.deadline.left() <= 0:
+        return each
+    once = choose_mesh(replace(query, gather_once=True), meshes, floors, below, contender)
+    best = once if _is_shorter(once, each) else each
+    bounds = {mesh: min(bound, once.free_bounds.get(mesh, bound)) for mesh, bound in each.free_bounds.items()}
+    others = [other for chosen in (each, once) for other in (chosen.best, *chosen.others) if other is not None]
+    others = [other for other in others if other is not best.best and other.plan.gather_once == _gathers_once(best)]
+    return replace(best, free_bounds={**once.free_bounds, **bounds}, others=tuple(others))
+
+
+def _gathers_once(chosen: Chosen) -> bool:
+    return chosen.best is not None and chosen.best.plan.gather_once
+
+
+def _is_shorter(chosen: Chosen, other: Chosen) -> bool:
+    if chosen.best is None or other.best is None:
+        return other.best is None and chosen.best is not None
+    return chosen.best.plan.predicted.step_seconds < other.best.plan.predicted.step_seconds
 
 
 def _objective(chosen: Chosen) -> float:

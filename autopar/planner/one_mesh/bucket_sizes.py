@@ -38,7 +38,6 @@ from autopar.cost_models.program_timeline import issued, wait_positions
 from autopar.cost_models.simulator import Interference, Timeline, simulate
 from autopar.graphs.collective_nodes import describe
 from autopar.graphs.copy_nodes import copy_direction
-from autopar.graphs.forward_backward import Partition
 from autopar.graphs.graph_copies import copied
 from autopar.graphs.kernel_groups import Traffic, launches_kernel
 from autopar.graphs.node_values import describe_values
@@ -67,12 +66,14 @@ LARGE_PROGRAM = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issue:
-    """How a rank issues the collectives of a micro-batch: in buckets of these sizes, products in so many chunks, and
+    """How a rank issues the collectives of a step: in buckets of these sizes, products in so many chunks, and
     what that gives."""
 
     bucket_bytes: Mapping[str, float] | None
     """None: one by one, each awaited where it starts."""
     passes: tuple[Timeline, ...]
+    times: tuple[int, ...]
+    """How often a step runs each."""
     chunks: Mapping[str, int] = field(default_factory=dict)
     symmetric: Groups = field(default_factory=dict)
     """Per kind of collective, the groups over which products run with it in symmetric memory."""
@@ -98,41 +99,48 @@ class Issue:
 
     @property
     def seconds(self) -> float:
-        """Of forward and backward."""
-        return sum(timeline.makespan_seconds for timeline in self.passes)
+        """Of all forward and backward passes of a step."""
+        return sum(times * one.makespan_seconds for times, one in zip(self.times, self.passes, strict=True))
 
     @property
     def compute_seconds(self) -> float:
-        """Of forward and backward together."""
-        return sum(timeline.compute_seconds for timeline in self.passes)
+        """Of all passes together."""
+        return sum(times * one.compute_seconds for times, one in zip(self.times, self.passes, strict=True))
 
     @property
     def exposed_communication_seconds(self) -> float:
-        """Of forward and backward together."""
-        return sum(timeline.exposed_communication_seconds for timeline in self.passes)
+        """Of all passes together."""
+        found = zip(self.times, self.passes, strict=True)
+        return sum(times * one.exposed_communication_seconds for times, one in found)
 
 
 def issues(
-    partition: Partition, *, cluster: Cluster, mesh: Mesh, backend: str, chunks: Sequence[int] = CHUNKS
+    runs: Sequence[tuple[str, fx.GraphModule, int]],
+    *,
+    cluster: Cluster,
+    mesh: Mesh,
+    backend: str,
+    chunks: Sequence[int] = CHUNKS,
 ) -> list[Issue]:
     """What the sizes give, the fastest first and of equals the smallest; sizes that join the same count once. The
     fastest in chunks stands in front, where that is faster still, and in front of it the fastest in symmetric memory.
     Last comes what takes the least memory: as lowered, each collective awaited where it starts.
 
-    partition: as lowered, without buckets. mesh and backend: as of `program_actions`. chunks: numbers of them to try.
+    runs: as of `LoweredStage.runs`, without buckets. mesh and backend: as of `program_actions`. chunks: numbers of them
+    to try.
     """
     prices = KernelPrices(device=cluster.device)
-    phases = zip(("forward", "backward"), partition.graphs, strict=False)
-    passes = [_Pass(part.graph, phase, cluster, mesh, backend, prices) for phase, part in phases]
+    passes = [_Pass(module.graph, phase, cluster, mesh, backend, prices) for phase, module, _ in runs]
+    counts = tuple(times for _, _, times in runs)
     found: dict[tuple[tuple[str, ...], ...], Issue] = {}
-    nodes = sum(len(part.graph.nodes) for part in partition.graphs)
+    nodes = sum(len(module.graph.nodes) for _, module, _ in runs)
     for size in SIZES[:: 1 + (nodes > LARGE_PROGRAM)]:
         bucket_bytes = dict.fromkeys(KINDS.values(), size) if size else {}
         joined = tuple(names for one in passes for names in one.joined(bucket_bytes))
         if joined not in found:
             played = tuple(one.play(bucket_bytes) for one in passes)
-            found[joined] = Issue(bucket_bytes=bucket_bytes, passes=played)
-    as_lowered = Issue(bucket_bytes=None, passes=tuple(one.play(None) for one in passes))
+            found[joined] = Issue(bucket_bytes=bucket_bytes, passes=played, times=counts)
+    as_lowered = Issue(bucket_bytes=None, passes=tuple(one.play(None) for one in passes), times=counts)
     fastest_first = sorted(found.values(), key=lambda issue: issue.seconds)
     cut = _in_chunks(passes, fastest_first[0], chunks[:: 1 + (nodes > LARGE_PROGRAM)]) if chunks else []
     symmetric = _in_symmetric_memory(passes, [*cut, *fastest_first][0], fastest_first[0].seconds)
@@ -155,14 +163,17 @@ def _in_symmetric_memory(passes: Sequence[_Pass], best: Issue, whole_seconds: fl
 def _in_chunks(passes: Sequence[_Pass], whole: Issue, counts: Sequence[int]) -> list[Issue]:
     """The fastest way to cut products into chunks, with the buckets of `whole`; nothing where that does not pay."""
     best = whole
-    hidden = [one.hidden_at_most() for one in passes]
+    hidden = [
+        {kind: times * seconds for kind, seconds in one.hidden_at_most().items()}
+        for times, one in zip(whole.times, passes, strict=True)
+    ]
     for kind in sorted({kind for seconds in hidden for kind in seconds}):
         if sum(seconds.get(kind, 0.0) for seconds in hidden) < LEAST_GAIN * whole.seconds:
             continue
         for count in counts:
             chunks = {**best.chunks, kind: count}
             played = tuple(one.cut(chunks).play(whole.bucket_bytes) for one in passes)
-            issue = Issue(bucket_bytes=whole.bucket_bytes, passes=played, chunks=chunks)
+            issue = replace(whole, passes=played, chunks=chunks)
             if issue.seconds > best.seconds - LEAST_GAIN * whole.seconds:
                 break
             best = issue

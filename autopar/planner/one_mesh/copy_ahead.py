@@ -23,7 +23,7 @@ from autopar.graphs.forward_backward import Partition
 from autopar.graphs.node_values import describe_values, node_bytes
 from autopar.hardware.cluster import Cluster
 from autopar.passes.lowering.chain import resumed, start_early
-from autopar.passes.lowering.stage import LoweredStep
+from autopar.passes.lowering.stage import LoweredStage, LoweredStep
 from autopar.planner.one_mesh.bucket_sizes import Issue
 from autopar.planner.problem.prices import Floats
 from autopar.plans.parallel_plan import Plan
@@ -33,20 +33,20 @@ TIMES = (1, 2, 4, 8, 16)
 
 
 def with_copies_ahead(
-    step: LoweredStep, issue: Issue, cluster: Cluster, measure: Callable[[Partition], Floats], budget_bytes: float
+    step: LoweredStep, issue: Issue, cluster: Cluster, measure: Callable[[LoweredStage], Floats], budget_bytes: float
 ) -> tuple[Issue, Floats]:
-    """How a lowered micro-batch copies beside how it issues its collectives, and the bytes of its moments. step: up to
-    `add_up_parts`; measure: bytes of a partition at every moment."""
+    """How a lowered step copies beside how it issues its collectives, and the bytes of its moments. step: up to
+    `add_up_parts`; measure: bytes of its stage at every moment."""
     prices = KernelPrices(device=cluster.device)
     largest = _largest(step.only.partition)
     best: tuple[Issue, Floats] | None = None
     for ahead in (0.0, *(float(times * largest) for times in TIMES)):
         tried = replace(issue, ahead_bytes=ahead)
-        parts = resumed(step, tried.of_plan(step.plan), until=start_early).only.partition
-        measured = measure(parts)
+        stage = resumed(step, tried.of_plan(step.plan), until=start_early).only
+        measured = measure(stage)
         if best is not None and float(np.nanmax(measured)) > budget_bytes:
             break
-        tried = replace(tried, passes=_played(parts, step.plan, cluster, prices))
+        tried = replace(tried, passes=_played(stage, step.plan, cluster, prices))
         if best is None or tried.seconds < best[0].seconds:
             best = tried, measured
     assert best is not None
@@ -58,9 +58,8 @@ def _largest(partition: Partition) -> int:
     return max((node_bytes(node) for node in nodes if copy_direction(node) is not None), default=0)
 
 
-def _played(partition: Partition, plan: Plan, cluster: Cluster, prices: KernelPrices) -> tuple[Timeline, ...]:
-    phases = zip(("forward", "backward"), partition.graphs, strict=False)
-    return tuple(_play(module.graph, phase, plan, cluster, prices) for phase, module in phases)
+def _played(stage: LoweredStage, plan: Plan, cluster: Cluster, prices: KernelPrices) -> tuple[Timeline, ...]:
+    return tuple(_play(module.graph, phase, plan, cluster, prices) for phase, module, _ in stage.runs)
 
 
 def _play(graph: fx.Graph, phase: str, plan: Plan, cluster: Cluster, prices: KernelPrices) -> Timeline:

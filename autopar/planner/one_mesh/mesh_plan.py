@@ -26,11 +26,12 @@ from autopar.graphs.forward_backward import Partition
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
 from autopar.passes.lowering.chain import add_up_parts, lowered_step
+from autopar.passes.lowering.stage import LoweredStage
 from autopar.planner.memory.lifetimes import Lifetimes
-from autopar.planner.memory.lowered_bytes import measured_bytes
 from autopar.planner.memory.resident_states import ResidentStates, resident_states
 from autopar.planner.memory.rungs import Rungs, bytes_by_rung
 from autopar.planner.memory.shortage import DoesNotFit, SearchEnded
+from autopar.planner.memory.step_bytes import step_bytes
 from autopar.planner.memory.time_segments import module_segments
 from autopar.planner.one_mesh.context_notes import context_notes
 from autopar.planner.one_mesh.copy_ahead import with_copies_ahead
@@ -39,6 +40,7 @@ from autopar.planner.one_mesh.expert_axis_notes import expert_axis_notes
 from autopar.planner.one_mesh.fewest_reruns import FewestReruns
 from autopar.planner.one_mesh.forbidden_choices import forbidden_places, why_forbidden
 from autopar.planner.one_mesh.hidden_communication import with_hidden
+from autopar.planner.one_mesh.made_once import operators_once, variables_once
 from autopar.planner.one_mesh.micro_costs import in_micro_batches
 from autopar.planner.one_mesh.notes import (
     expert_notes,
@@ -121,8 +123,7 @@ def price(query: Query, mesh: Mesh) -> Built:
         built = in_logical_shards(built, mesh, query.shards)
     if not query.hidden_share:
         return built
-    count = 1 if query.micro is None else query.micro.count
-    return with_hidden(built, query.hidden_share, Prices(query.cluster, mesh), count)
+    return with_hidden(built, query.hidden_share, Prices(query.cluster, mesh), query.gathers)
 
 
 def _whole(query: Query, mesh: Mesh) -> Built:
@@ -143,7 +144,12 @@ def _build(query: Query, mesh: Mesh) -> Built:
         query.factorisation,
         query.offered,
     )
-    return built if query.micro is None else in_micro_batches(built, query.micro.count, prices)
+    if query.micro is None:
+        return built
+    once = frozenset[int]()
+    if query.gather_once:
+        once = variables_once(built, operators_once(built, Lifetimes(query.program)))
+    return in_micro_batches(built, query.micro.count, prices, once, each_sum=query.shards is not None)
 
 
 def as_it_is(query: Query, built: Built, mesh: Mesh, free: Solution) -> Candidate | None:
@@ -412,6 +418,7 @@ def plan_of(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetime
         kernel_backend=query.kernel_backend,
         kernels=query.kernels,
         micro_batches=1 if query.micro is None else query.micro.count,
+        gather_once=query.gather_once,
         replicated_experts=query.replicated_experts,
         expert_order=query.expert_order,
         deterministic=query.deterministic,
@@ -473,8 +480,8 @@ def _issued(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Float
     states = resident_states(lowered, query.state_bytes, query.cluster.device)
     constant = states.bytes_beside(step.micro, lowered)
     with phase("predict"):
-        def measure(parts: Partition) -> Floats:
-            return measured_bytes(parts, lifetimes, constant, states.step_buffers)
+        def measure(stage: LoweredStage) -> Floats:
+            return step_bytes(stage, lifetimes, constant, states.step_buffers)
 
         measured = measure(one_by_one(step))
         if float(np.nanmax(measured)) > query.budget_bytes:  # however it is issued: nobody asks for its step
@@ -484,13 +491,14 @@ def _issued(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Float
             issue, measured = with_copies_ahead(step, issue, query.cluster, measure, query.budget_bytes)
     peak = float(np.nanmax(measured))
     views = sum(dispatch_seconds(part.graph, query.cluster.device) for part in step.only.partition.graphs)
+    views *= plan.micro_batches
     update = states.step_seconds + _seconds_on_host(query.cluster, states.host_traffic)
-    compute = plan.micro_batches * (issue.compute_seconds + views) + update
+    compute = issue.compute_seconds + views + update
     prediction = Prediction(
-        step_seconds=plan.micro_batches * (issue.seconds + views) + update,
+        step_seconds=issue.seconds + views + update,
         peak_bytes=peak,
         compute_seconds=compute,
-        exposed_communication_seconds=plan.micro_batches * issue.exposed_communication_seconds,
+        exposed_communication_seconds=issue.exposed_communication_seconds,
         bytes_by_kind=_kinds(states, peak),
         bytes_by_rung=_rungs(plan, step.only.partition, lifetimes, states.host),
     )

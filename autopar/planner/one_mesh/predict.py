@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from torch import fx
 
 from autopar.cost_models.simulator import COMPUTE_STREAM, Action, Timeline, simulate
-from autopar.graphs.forward_backward import Partition
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.devices import Device
 from autopar.passes.lowering.chain import resumed, start_early
-from autopar.passes.lowering.stage import LoweredStep
+from autopar.passes.lowering.stage import LoweredStage, LoweredStep
 from autopar.planner.one_mesh.bucket_sizes import CHUNKS, Issue, issues
 from autopar.planner.problem.build import Built
 from autopar.planner.problem.graph_operators import base_of
@@ -62,28 +61,28 @@ def dispatch_seconds(graph: fx.Graph, device: Device) -> float:
 
 
 def choose_issue(
-    step: LoweredStep, cluster: Cluster, measure: Callable[[Partition], Floats], budget_bytes: float
+    step: LoweredStep, cluster: Cluster, measure: Callable[[LoweredStage], Floats], budget_bytes: float
 ) -> tuple[Issue, Floats]:
-    """How the collectives of a lowered micro-batch are issued, and what `measure` says of that: the fastest bucket
+    """How the collectives of a lowered step are issued, and what `measure` says of that: the fastest bucket
     sizes and chunks whose bytes stay within the budget; one by one where none do. step: up to `add_up_parts`."""
-    plan, partition = step.plan, step.only.partition
+    plan, as_lowered = step.plan, one_by_one(step)
     # No chunks on CPUs: a host's exchanges take the processor that the product beside them needs. GPT under tensor
     # parallelism, 1 Gbit/s, half a core per rank: 1.13 s whole, 1.29 s in 2 chunks, 1.39 s in 4
     chunks = () if cluster.device.kind == "cpu" else CHUNKS
-    found = issues(partition, cluster=cluster, mesh=plan.mesh, backend=plan.kernel_backend, chunks=chunks)
+    found = issues(as_lowered.runs, cluster=cluster, mesh=plan.mesh, backend=plan.kernel_backend, chunks=chunks)
     plain = next(index for index, issue in enumerate(found) if issue.bucket_bytes == {} and not issue.cuts)
     for issue in found[: plain + 1]:
         issued = issue.of_plan(plan)
-        measured = measure(resumed(step, issued, until=start_early).only.partition)
+        measured = measure(resumed(step, issued, until=start_early).only)
         if float(np.nanmax(measured)) <= budget_bytes:
             return issue, measured
-    return found[-1], measure(one_by_one(step))
+    return found[-1], measure(as_lowered)
 
 
-def one_by_one(step: LoweredStep) -> Partition:
-    """The graphs of a lowered micro-batch whose collectives and copies are awaited where they start: what takes the
+def one_by_one(step: LoweredStep) -> LoweredStage:
+    """The graphs of a lowered step whose collectives and copies are awaited where they start: what takes the
     least memory. step: up to `add_up_parts`."""
-    return resumed(step, replace(step.plan, bucket_bytes=None, copy_ahead_bytes=0.0), until=start_early).only.partition
+    return resumed(step, replace(step.plan, bucket_bytes=None, copy_ahead_bytes=0.0), until=start_early).only
 
 
 def _seconds(built: Built, index: int, assignment: NDArray[np.int64]) -> float:

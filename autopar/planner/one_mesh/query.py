@@ -81,6 +81,8 @@ class Query:
     deterministic: Deterministic = False
     shards: ShardLayouts | None = None
     """Where tensors lie if only the batch may be split, in logical shards; None: what splits is free."""
+    gather_once: bool = False
+    """Whether a step in parts gathers parameters, and scatters their gradients, once."""
     recapture: Recapture | None = None
     """Gives the program at another size of the batch; None: it is there at this one only."""
     hidden_share: float = 0.0
@@ -169,6 +171,11 @@ class Query:
     def may_wait_on_host(self) -> frozenset[str]:
         """Of "activations" and "parameters" those that may wait in the memory of the host; none where it has none."""
         return frozenset() if why_not(self.cluster) else may_wait(self.offload)
+
+    @property
+    def gathers(self) -> int:
+        """How often a step gathers what it gathers."""
+        return 1 if self.micro is None or self.gather_once else self.micro.count
 
     def seconds_left(self) -> float | None:
         """What is left of the user's own time limit, in seconds by the clock; None without one."""

@@ -18,6 +18,7 @@ from torch import fx
 
 from autopar.layouts.placement import Mesh
 from autopar.planner.memory.lifetimes import Lifetimes
+from autopar.planner.one_mesh.made_once import operators_once, variables_once
 from autopar.planner.problem.build import Built
 from autopar.planner.problem.factorisation import Value, shape_of, value_of
 from autopar.planner.problem.graph_operators import base_of
@@ -35,30 +36,12 @@ class StepValues:
     @cached_property
     def operators(self) -> frozenset[fx.Node]:
         """Operators of forward that follow from parameters alone."""
-        found: set[fx.Node] = set()
-        for node in self._lifetimes.in_order:
-            operands = [base_of(operand)[0][0] for operand in tensor_operands(node)]
-            if node.meta["phase"] != "backward" and operands and all(self._follows(o, found) for o in operands):
-                found.add(node)
-        return frozenset(found)
-
-    def _follows(self, node: fx.Node, operators: set[fx.Node]) -> bool:
-        if node.op == "placeholder":
-            index = self._built.placeholders.get(node)
-            return index is not None and self._built.variables[index].kind == "parameter"
-        return node in operators
+        return operators_once(self._built, self._lifetimes)
 
     @cached_property
     def variables(self) -> frozenset[int]:
         """The indices of these operators, of parameters, and of their copies."""
-        parameters = {i for i, variable in enumerate(self._built.variables) if variable.kind == "parameter"}
-        made = {self._built.operators[node] for node in self.operators}
-        copies = {
-            index
-            for (value, _), index in self._built.copies.items()
-            if value[0] in self.operators or self._built.placeholders.get(value[0]) in parameters
-        }
-        return frozenset(parameters | made | copies)
+        return variables_once(self._built, self.operators)
 
     def stays_as_large(self, source: int, parameter: int) -> bool:
         """Whether a gradient that variable `source` makes is as large as the parameter is stored."""

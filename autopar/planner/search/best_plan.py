@@ -139,6 +139,7 @@ def _shortest(asked: Asked, chosen: Chosen, pipelines: FreePipelines | None, bas
     if pipelines is not None and pipelines.is_settled:
         plan, pipelines = pipelines.better_of(plan), None
     running = query_in_parts(query, chosen.best.plan.micro_batches)
+    running = replace(running, gather_once=chosen.best.plan.gather_once)
     rivals = usable(known, asked.shapes) if running.micro is None else ()
     shorter = shortest_step(running, chosen, rivals, plan.predicted.step_seconds)
     if shorter is not None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import fx
 
 from autopar._compat import tree_flatten
 from autopar.graphs.live_ranges import memory_events
 from autopar.ops.dropout_operator import dropout_by_index
-from autopar.passes.lowering.micro_batch_graphs import drawing_for, for_micro_batches
+from autopar.passes.lowering.micro_batch_graphs import adding_to_totals, drawing_for, without_statistics
 from autopar.passes.lowering.step_halves import split_forward_backward
 from autopar.program import Input, Output, Program
 
@@ -58,16 +60,17 @@ def _lowered() -> Program:
 
 def test_statistics_are_split_off_and_gradients_added_where_they_are_made() -> None:
     program = _lowered()
-    parts = for_micro_batches(program, split_forward_backward(program))
-    assert parts.statistics is not None
-    assert parts.partition.backward is not None
-    assert parts.totals == (0,)
+    partition, statistics = without_statistics(program, split_forward_backward(program))
+    assert statistics is not None
+    assert partition.backward is not None
+    backward, totals = adding_to_totals(partition.backward)
+    assert totals == (0,)
     x, w, total = torch.tensor([1.0, 2.0, 0.0, 1.0]), torch.arange(4.0), torch.ones(4)
-    (count,) = parts.statistics(w, x, torch.zeros(()))
+    (count,) = statistics(w, x, torch.zeros(()))
     assert float(count) == 4.0
-    loss, *saved = parts.partition.forward(w, x, torch.tensor(8.0))
+    loss, *saved = partition.forward(w, x, torch.tensor(8.0))
     assert float(loss) == float((x * w).sum() / 8)
-    parts.partition.backward(*saved, torch.tensor(0.5), total)
+    backward(*saved, torch.tensor(0.5), total)
     assert torch.equal(total, 1 + x * 0.5 / 8)
 
 
@@ -75,7 +78,9 @@ def test_a_fresh_gradient_dies_where_it_is_added() -> None:
     program = _lowered()
     partition = split_forward_backward(program)
     whole = memory_events(partition)
-    parts = memory_events(for_micro_batches(program, partition).partition)
+    of_part, _ = without_statistics(program, partition)
+    assert of_part.backward is not None
+    parts = memory_events(replace(of_part, backward=adding_to_totals(of_part.backward)[0]))
     last = max(event.last_index for event in whole)
     assert any(event.bytes == 16 and event.last_index == last for event in whole)
     end = max(event.last_index for event in parts)

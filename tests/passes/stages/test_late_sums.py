@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.passes.stages.late_sums import cut_late_sums
+from autopar.passes.lowering.micro_batch_graphs import adding_to_totals
+from autopar.passes.stages.late_sums import cut_late_sums, last_backward
 
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 ALL_REDUCE, SCATTER = c10d.all_reduce.default, c10d.reduce_scatter_tensor.default
@@ -87,3 +88,18 @@ def test_gradients_before_the_first_are_sent_whole() -> None:
     assert cut is not None
     assert cut.positions == (1,)
     assert _targets(cut.unreduced).count(ALL_REDUCE) == 1
+
+
+def test_the_last_backward_sums_totals_behind_the_gradients_that_they_take() -> None:
+    backward = _Backward()
+    first, second = backward.call(aten.neg.default, backward.x), backward.call(aten.exp.default, backward.x)
+    late = cut_late_sums(backward.module(backward.summed(first), second))
+    assert late is not None
+    added, totals = adding_to_totals(late.unreduced)
+    last = last_backward(added, late, totals)
+    assert totals == (0, 1)
+    (summed, plain) = last.graph.output_node().args[0]  # type: ignore[misc]
+    assert summed.target is c10d.wait_tensor.default
+    assert summed.args[0].args[0].target is aten.add_.Tensor
+    assert plain.target is aten.add_.Tensor, "nothing sums it"
+    assert ALL_REDUCE not in _targets(added)

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from autopar.graphs.forward_backward import Partition
-from autopar.passes.stages.once_per_step import Prepared, prepare_parameters
+from autopar.passes.stages.once_per_step import Prepared, first_forward, prepare_parameters
 
 aten = torch.ops.aten
 
@@ -81,3 +81,23 @@ def test_forward_and_backward_share_one_copy() -> None:
     assert aten.cat.default not in left
     assert aten.exp.default not in left
     assert left.count(aten.mm.default) == 2
+
+
+def test_the_first_forward_makes_what_is_prepared_and_hands_it_on() -> None:
+    w, v, x, _ = _tensors()
+    found = prepare_parameters(_partition())
+    first = first_forward(found.forward, found)
+    results = first(w, v, x)
+    own = len(results) - found.count
+    values = found.prepare(w, v)
+    expected = found.forward(w, v, x, *(values[index] for index in found.of_forward))
+    for mine, plain in zip((*results[:own], *results[own:]), (*expected, *values), strict=True):
+        torch.testing.assert_close(mine, plain)
+    order = [node.target for node in first.graph.nodes if node.op == "call_function"]
+    assert order.index(aten.cat.default) == order.index(aten.mm.default) - 1, "it is made where it is first read"
+
+
+def test_what_counts_as_anything_else_is_made_in_every_part() -> None:
+    found = prepare_parameters(_partition(), ("w",))
+    assert found.count == 2, "of v, saved and read"
+    assert aten.cat.default in {node.target for node in found.forward.graph.nodes}

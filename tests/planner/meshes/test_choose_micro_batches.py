@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +13,10 @@ import pytest
 from autopar.layouts.placement import Mesh
 from autopar.planner.meshes import choose_micro_batches as module
 from autopar.planner.meshes.choose_mesh import Chosen
+from autopar.planner.one_mesh.query import NO_DEADLINE
 
-MESH = Mesh(("inner",), (8,))
+MESH = Mesh(("tp",), (8,))
+DATA = Mesh(("dp_shard",), (8,))
 
 
 class Parts:
@@ -40,7 +42,7 @@ class Parts:
 def chosen(monkeypatch: pytest.MonkeyPatch, rival: float | None) -> tuple[Chosen, list[float]]:
     recapture = SimpleNamespace(at_batch=lambda size: pytest.fail("captured"))
     query: Any = SimpleNamespace(micro=None, micro_batches=None, recapture=recapture)
-    two = SimpleNamespace(micro=SimpleNamespace(count=2), deadline=SimpleNamespace(left=lambda: 1.0))
+    two = SimpleNamespace(micro=SimpleNamespace(count=2), shards=None, deadline=SimpleNamespace(left=lambda: 1.0))
     monkeypatch.setattr(module, "micro_batch_queries", lambda *_: iter([two]))
     choose = Parts()
     monkeypatch.setattr(module, "choose_mesh", choose)
@@ -80,3 +82,26 @@ def test_none_are_tried_where_another_answer_is_near_every_bound(monkeypatch: py
     found, asked = chosen(monkeypatch, rival)
     assert objective(found) == 10.0
     assert asked == [math.inf]
+
+
+@pytest.mark.parametrize("steps", [(3.0, 2.0), (2.0, 3.0)])
+def test_of_gathers_per_part_and_per_step_the_shorter_step_counts(
+    monkeypatch: pytest.MonkeyPatch, steps: tuple[float, float]
+) -> None:
+    @dataclass(frozen=True)
+    class Asked:
+        micro: str = "two parts"
+        gather_once: bool = False
+        shards: None = None
+        deadline: object = NO_DEADLINE
+
+    def choose(query: Any, *_: object) -> Chosen:
+        predicted = SimpleNamespace(step_seconds=steps[query.gather_once])
+        best: Any = SimpleNamespace(plan=SimpleNamespace(predicted=predicted, gather_once=query.gather_once))
+        return Chosen(best=best, failures=(), free_bounds={DATA: steps[query.gather_once]})
+
+    monkeypatch.setattr(module, "choose_mesh", choose)
+    found = module._both_ways(Asked(), [DATA])  # type: ignore[arg-type]
+    assert found.best is not None
+    assert found.best.plan.gather_once == (steps[1] < steps[0])
+    assert found.free_bounds == {DATA: 2.0}

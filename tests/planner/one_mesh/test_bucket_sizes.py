@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import fx
 
 from autopar.capture import capture
 from autopar.cost_models.kernel_seconds import KernelPrices
@@ -48,6 +49,10 @@ def partition(case: Case, parameter: object) -> Partition:
     return split_forward_backward(lower(case.program, data_parallel(case, MESH, parameter), 0))
 
 
+def runs(parts: Partition) -> list[tuple[str, fx.GraphModule, int]]:
+    return [(phase, each, 1) for phase, each in zip(("forward", "backward"), parts.graphs, strict=True)]
+
+
 def network(latency_seconds: float, bytes_per_second: float) -> Cluster:
     cluster = Cluster.parse("4x1 cpu")
     link = replace(cluster.inter_link, latency_seconds=latency_seconds, bytes_per_second=bytes_per_second, fits=())
@@ -55,7 +60,7 @@ def network(latency_seconds: float, bytes_per_second: float) -> Cluster:
 
 
 def found(case: Case, parameter: object, cluster: Cluster) -> list[Issue]:
-    return issues(partition(case, parameter), cluster=cluster, mesh=MESH, backend="eager")
+    return issues(runs(partition(case, parameter)), cluster=cluster, mesh=MESH, backend="eager")
 
 
 def test_latency_asks_for_large_buckets(case: Case) -> None:
@@ -131,7 +136,7 @@ def wide() -> Partition:
 
 
 def in_tensor_parallel(wide: Partition, cluster: Cluster) -> list[Issue]:
-    return issues(wide, cluster=cluster, mesh=Mesh(("tp",), (4,)), backend="eager")
+    return issues(runs(wide), cluster=cluster, mesh=Mesh(("tp",), (4,)), backend="eager")
 
 
 def test_large_products_over_slow_links_run_in_chunks(wide: Partition) -> None:
@@ -162,24 +167,24 @@ def gated() -> Partition:
 
 def test_products_run_in_symmetric_memory_inside_a_node_of_gpus_with_nvlink(gated: Partition) -> None:
     cluster = Cluster.parse("1x4 H100-SXM")
-    best, *others = issues(gated, cluster=cluster, mesh=FLAT, backend="inductor")
+    best, *others = issues(runs(gated), cluster=cluster, mesh=FLAT, backend="inductor")
     assert best.symmetric == {"all_gather": ("tp",), "reduce_scatter": ("tp",)}
     assert not any(issue.symmetric for issue in others)
     assert best.seconds < (1 - LEAST_GAIN) * min(issue.seconds for issue in others)
     for elsewhere in ("4x1 H100-SXM", "1x4 A10G", "4 cpu"):
-        found = issues(gated, cluster=Cluster.parse(elsewhere), mesh=FLAT, backend="eager")
+        found = issues(runs(gated), cluster=Cluster.parse(elsewhere), mesh=FLAT, backend="eager")
         assert not any(issue.symmetric for issue in found), elsewhere
 
 
 def test_what_saves_less_than_asked_for_is_not_taken(gated: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_sizes, "LEAST_GAIN", 0.5)
-    for issue in issues(gated, cluster=Cluster.parse("1x4 H100-SXM"), mesh=FLAT, backend="inductor"):
+    for issue in issues(runs(gated), cluster=Cluster.parse("1x4 H100-SXM"), mesh=FLAT, backend="inductor"):
         assert not issue.symmetric
 
 
 def test_what_is_played_in_symmetric_memory_is_the_program_that_runs(gated: Partition) -> None:
     cluster = Cluster.parse("1x4 H100-SXM")
-    best = issues(gated, cluster=cluster, mesh=FLAT, backend="eager")[0]
+    best = issues(runs(gated), cluster=cluster, mesh=FLAT, backend="eager")[0]
     assert best.symmetric
     program = overlapped(both_in_symmetric_memory(gated, best.symmetric), best.bucket_bytes, best.chunks)
     assert best.seconds == pytest.approx(seconds_of(program, cluster, FLAT), rel=1e-9)
@@ -189,7 +194,7 @@ def test_links_that_take_no_time_ask_for_no_symmetric_memory(gated: Partition) -
     cluster = Cluster.parse("1x4 H100-SXM")
     free = replace(cluster.intra_link, bytes_per_second=1e18, latency_seconds=0.0, fits=free_starts(1e18))
     free = replace(free, traits=replace(free.traits, ring_rates=(), startup_seconds=0.0, pass_seconds_per_byte=0.0))
-    for issue in issues(gated, cluster=replace(cluster, intra_link=free), mesh=FLAT, backend="inductor"):
+    for issue in issues(runs(gated), cluster=replace(cluster, intra_link=free), mesh=FLAT, backend="inductor"):
         assert not issue.symmetric
 
 

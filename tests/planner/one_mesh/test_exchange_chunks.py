@@ -106,5 +106,5 @@ def test_on_cpus_nothing_is_cut() -> None:
 
 def played(plan: Plan) -> float:
     """Seconds of forward and backward, with the fastest buckets."""
-    cluster, partition = Cluster.parse(GPUS), lowered_step(wide(), plan, 0, until=add_up_parts).only.partition
-    return issues(partition, cluster=cluster, mesh=plan.mesh, backend=plan.kernel_backend)[0].seconds
+    cluster, runs = Cluster.parse(GPUS), lowered_step(wide(), plan, 0, until=add_up_parts).only.runs
+    return issues(runs, cluster=cluster, mesh=plan.mesh, backend=plan.kernel_backend)[0].seconds
