@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from torch import fx
 
@@ -24,15 +25,14 @@ from autopar.layouts.placement import Mesh
 from autopar.passes.lowering.chain import lowered_step
 from autopar.passes.stages.cut_stages import StagePrograms, cut_stages
 from autopar.plans.parallel_plan import Plan
-from autopar.program import Program
+from autopar.program import Program, in_one_part
 
 
 def sent_bytes(program: Program, plan: Plan, cluster: Cluster) -> list[float]:
     """Bytes that every rank sends to other nodes in a step. program: of one micro-batch."""
     if plan.pipeline is None:
         return [
-            plan.micro_batches
-            * sum(collective_bytes(g, plan.mesh, cluster, rank) for g in lowered_graphs(program, plan, rank))
+            sum(n * collective_bytes(graph, plan.mesh, cluster, rank) for graph, n in _runs(program, plan, rank))
             for rank in _ranks(plan)
         ]
     if plan.mesh.size != plan.mesh.shape[0]:
@@ -44,8 +44,14 @@ def sent_bytes(program: Program, plan: Plan, cluster: Cluster) -> list[float]:
 
 
 def lowered_graphs(program: Program, plan: Plan, rank: int) -> list[fx.Graph]:
-    """What a rank runs of a plan without stages."""
+    """What a rank runs of a plan without stages, for one micro-batch."""
     return [part.graph for part in lowered_step(program, plan, rank).only.partition.graphs]
+
+
+def _runs(program: Program, plan: Plan, rank: int) -> Iterator[tuple[fx.Graph, int]]:
+    """What a rank runs of a plan without stages, and how often in a step."""
+    micro = replace(in_one_part(program), count=plan.micro_batches)
+    return ((module.graph, times) for _, module, times in lowered_step(micro, plan, rank).only.runs)
 
 
 def _ranks(plan: Plan) -> range:
@@ -60,10 +66,10 @@ def link_bytes(program: Program, plan: Plan, cluster: Cluster) -> list[list[floa
     found = [[0.0] * len(nodes) for _ in nodes]
     for rank in _ranks(plan):
         home = rank // cluster.devices_per_node
-        for graph in lowered_graphs(program, plan, rank):
+        for graph, times in _runs(program, plan, rank):
             for sent in _sent(graph, plan.mesh, cluster, rank):
                 for other, nbytes in sent.items():
-                    found[home][other] += plan.micro_batches * nbytes
+                    found[home][other] += times * nbytes
     return found
 
 

@@ -138,6 +138,7 @@ def test_bits_are_checked_when_asked_for() -> None:
         autopar.plan(*blocks(), cluster="2 cpu", lossy="8bit", dims={"pp": 2})
 
 
+@pytest.mark.exhaustive(sample="4bit")
 @pytest.mark.parametrize("form", ["8bit", "4bit"])
 def test_gradients_keep_their_mean_and_vary_as_was_said(form: str) -> None:
     """What a product reads, in 60 draws; a constant that is added to what is rounded would be seen."""

@@ -18,10 +18,12 @@ from autopar.program import MicroProgram
 from autopar.questions import capture_model
 from autopar.request import Request
 from autopar.simulation import played_plan
+from benchmarks.netlab.pipelines.traffic import sent_bytes
 from tests.distributed.models import tied_model, tokens
 
 PARTS = 3
 CLUSTER = "1x2 H100-SXM"
+APART = Cluster.parse("2x1 H100-SXM")
 MODEL = tied_model()
 
 
@@ -66,6 +68,13 @@ def test_parameters_are_gathered_and_gradients_scattered_once_where_the_plan_say
     each, once = map(_collectives, _both("dp_shard"))
     assert each["reduce_scatter_tensor"] == PARTS * once["reduce_scatter_tensor"] > 0
     assert each["all_gather_into_tensor"] >= PARTS * once["all_gather_into_tensor"] > 0
+
+
+def test_bytes_between_nodes_are_those_of_what_runs_once() -> None:
+    plans = (*_both("dp_shard"), _planned("dp_replicate"))
+    each, once, ddp = (sent_bytes(_micro().program, plan, APART)[0] for plan in plans)
+    assert each > 0.9 * PARTS * once
+    assert ddp == pytest.approx(once, rel=0.05)  # a gather and a scatter are a sum
 
 
 def test_the_search_takes_the_shorter_of_both() -> None:
