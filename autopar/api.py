@@ -309,10 +309,12 @@ def plan(
     replicated_experts: ReplicatedExperts | None = None,
     time_limit: float | None = None,
     warm_start: Plan | str | Path | None = None,
+    with_baselines: bool = True,
 ) -> Plan:
     """The best plan of `model` for `cluster`, without processes, devices or weights; arguments as of `compile`.
 
-    cluster: a Cluster, its description ("2x8 H100-SXM") or a file; default: this machine.
+    cluster: a Cluster, its description ("2x8 H100-SXM") or a file; default: this machine. with_baselines: whether
+    known plans are priced beside it; under `dims=` or `mesh=`, where none of them is taken, that is most of the time.
     Raises ConfigurationError, CaptureError, InfeasibleError and UnsupportedOperatorError.
     """
     check_model(model)
@@ -347,6 +349,7 @@ def plan(
         replicated_experts=replicated_experts,
         time_limit=time_limit,
         warm_start=warm_start,
+        with_baselines=with_baselines,
     )
     args, kwargs = normalize_example_inputs(example_inputs)
     with without_wrappers(model) as plain:

@@ -35,7 +35,8 @@ def _again(batch: int, plan: Plan) -> Plan:
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     return autopar.plan(
-        MODEL, (_tokens(8), _tokens(8)), cluster="2 cpu", dims={"pp": 2}, schedule="zb-1p", micro_batches=4
+        MODEL, (_tokens(8), _tokens(8)), cluster="2 cpu", dims={"pp": 2}, schedule="zb-1p", micro_batches=4,
+        with_baselines=False,
     )
 
 

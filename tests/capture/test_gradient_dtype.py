@@ -61,7 +61,7 @@ def planned(reduce_dtype: str | None) -> autopar.Plan:
     """On a network that is slow beside the layers."""
     model, x = Scored(512).to(torch.bfloat16), torch.randn(4, 512, dtype=torch.bfloat16)
     slow, dims = "2x1 A100-80 @ 1Gb", {"dp_replicate": 2}
-    return autopar.plan(model, x, cluster=slow, dims=dims, mode="fast", reduce_dtype=reduce_dtype)
+    return autopar.plan(model, x, cluster=slow, dims=dims, mode="fast", reduce_dtype=reduce_dtype, with_baselines=False)
 
 
 def test_sums_in_fp32_are_priced_at_twice_the_bytes() -> None:

@@ -107,7 +107,8 @@ def _trained(module: autopar.ParallelModule) -> str:
 
 def _as_zero_1(dims: Mapping[str, int] | None) -> Plan:
     """ZeRO-3 in which gathered weights are kept: the state of the optimizer is what is split."""
-    plan = autopar.plan(Tied(), batch(0), cluster="2 cpu", dims=dims, deterministic=SHARDS, mode="fast")
+    plan = autopar.plan(Tied(), batch(0), cluster="2 cpu", dims=dims, deterministic=SHARDS, mode="fast",
+        with_baselines=False)
     kept = {name: replace(parameter, keep_gathered=True) for name, parameter in plan.parameters.items()}
     return replace(plan, parameters=kept, origin=None)
 

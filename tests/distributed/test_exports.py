@@ -16,7 +16,7 @@ JOB = "tests.distributed.export_jobs:run_exported"
 
 
 def exported(tool: str, dims: dict[str, int]) -> str:
-    plan = autopar.plan(small_llama(), batch(), cluster="4 cpu", dims=dims, mode="fast")
+    plan = autopar.plan(small_llama(), batch(), cluster="4 cpu", dims=dims, mode="fast", with_baselines=False)
     return configuration(plan, nearest_uniform(plan), tool).text
 
 

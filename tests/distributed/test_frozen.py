@@ -15,7 +15,8 @@ ADAM_BYTES_PER_ELEMENT = 8.0
 
 def plan_of(model: AdaptedModel) -> Plan:
     return autopar.plan(
-        model, adapted_batch(), cluster="4 H100-SXM", dims={"dp_replicate": 4}, optimizer=torch.optim.AdamW
+        model, adapted_batch(), cluster="4 H100-SXM", dims={"dp_replicate": 4}, optimizer=torch.optim.AdamW,
+        with_baselines=False,
     )
 
 

@@ -24,7 +24,8 @@ class Layers(nn.Module):
 
 
 def _plan(cluster: str, dims: dict[str, int]) -> autopar.Plan:
-    return autopar.plan(Layers(), {"x": torch.zeros(64, 256)}, cluster=cluster, dims=dims, mode="fast")
+    return autopar.plan(Layers(), {"x": torch.zeros(64, 256)}, cluster=cluster, dims=dims, mode="fast",
+        with_baselines=False)
 
 
 def test_the_default_group_every_axis_and_every_joined_group_are_counted() -> None:

@@ -201,7 +201,8 @@ def test_code_names_modules_layouts_and_seconds(plan: Plan) -> None:
 
 def test_what_if_answers_as_a_new_question_does(plan: Plan) -> None:
     found = plan.what_if(dims={"dp_replicate": 4}, constraints=None)
-    alone = autopar.plan(Mlp(), INPUTS, cluster=CLUSTER, optimizer=torch.optim.AdamW, dims={"dp_replicate": 4})
+    alone = autopar.plan(Mlp(), INPUTS, cluster=CLUSTER, optimizer=torch.optim.AdamW, dims={"dp_replicate": 4},
+        with_baselines=False)
     assert found.objective_seconds == pytest.approx(alone.objective_seconds, rel=1e-9)
     elsewhere = plan.what_if(cluster="2x4 A100-80", dims={"tp": 8}, constraints=None)
     assert elsewhere.num_ranks == 8
@@ -263,7 +264,7 @@ def test_a_file_edited_by_hand_names_operator_axis_and_reason(plan: Plan, planne
 
 
 def test_a_model_that_is_gone_is_missed_by_name_and_answers_the_rest() -> None:
-    found = autopar.plan(Mlp(), INPUTS, cluster=CLUSTER, mesh=(4,), optimizer=torch.optim.AdamW)
+    found = autopar.plan(Mlp(), INPUTS, cluster=CLUSTER, mesh=(4,), optimizer=torch.optim.AdamW, with_baselines=False)
     assert found.memory().peak_bytes == pytest.approx(found.predicted.peak_bytes)
     with pytest.raises(ConfigurationError, match="is gone"):
         found.what_if(micro_batches=2)

@@ -21,7 +21,8 @@ def planned(heads: int, vocabulary: int = 512) -> Plan:
     with torch.device("meta"):
         model = gpt2(layers=1, width=768, heads=heads, vocabulary=vocabulary, positions=1024)
         inputs = token_inputs(vocabulary)(4, 1024)
-    return autopar.plan(model, inputs, cluster="4 H100-SXM", dims={"tp": 4}, optimizer=torch.optim.AdamW)
+    return autopar.plan(model, inputs, cluster="4 H100-SXM", dims={"tp": 4}, optimizer=torch.optim.AdamW,
+        with_baselines=False)
 
 
 def recovered_of(plan: Plan) -> Recovered:

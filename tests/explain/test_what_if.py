@@ -44,7 +44,7 @@ def test_a_planner_answers_as_plan_does() -> None:
 
 def test_labels_of_a_plan_are_those_that_made_it() -> None:
     mesh = Mesh(("outer", "inner"), (2, 2))
-    plan = autopar.plan(Mlp(), INPUTS, cluster=CLUSTER, mesh=(2, 2))
+    plan = autopar.plan(Mlp(), INPUTS, cluster=CLUSTER, mesh=(2, 2), with_baselines=False)
     built = build(captured_mlp(), Cluster.parse(CLUSTER), mesh)
     best = solve(built.problem)
     labels = labels_like(built, mesh, plan)
@@ -59,7 +59,7 @@ def test_labels_of_a_plan_are_those_that_made_it() -> None:
 
 def test_an_unknown_operator_falls_to_the_cheapest_and_another_mesh_to_nothing() -> None:
     mesh = Mesh(("outer", "inner"), (2, 2))
-    plan = autopar.plan(Mlp(), INPUTS, cluster=CLUSTER, mesh=(2, 2))
+    plan = autopar.plan(Mlp(), INPUTS, cluster=CLUSTER, mesh=(2, 2), with_baselines=False)
     built = build(captured_mlp(), Cluster.parse(CLUSTER), mesh)
     fewer = replace(plan, operators={}, parameters={})
     labels = labels_like(built, mesh, fewer)

@@ -29,7 +29,8 @@ def planned(*dims: tuple[str, int]) -> Plan:
     model = gpt2(layers=2, width=64, heads=4, vocabulary=96, positions=32)
     cluster = "2x4 A100-80"
     return autopar.plan(
-        model, token_inputs(96)(16, 32), cluster=cluster, dims=dict(dims), optimizer=torch.optim.AdamW, precision="bf16"
+        model, token_inputs(96)(16, 32), cluster=cluster, dims=dict(dims), optimizer=torch.optim.AdamW,
+        precision="bf16", with_baselines=False,
     )
 
 
@@ -229,7 +230,7 @@ def of_experts(way: str, **asked: Any) -> Plan:
     model, inputs = mixture("hits")
     found = autopar.plan(
         model, {name: each.repeat(2, 1) for name, each in inputs.items()}, cluster="4 cpu",
-        dims={"dp_shard": 2, "ep": 2}, ep=way, mode="fast", **asked,  # type: ignore[arg-type]
+        dims={"dp_shard": 2, "ep": 2}, ep=way, mode="fast", **asked,  # type: ignore[arg-type], with_baselines=False,
     )  # fmt: skip
     assert isinstance(found, Plan)
     return found

@@ -89,7 +89,8 @@ def test_another_degree_is_another_plan() -> None:
 def test_a_planned_model_comes_back() -> None:
     model = gpt2(layers=1, width=64, heads=4, vocabulary=96, positions=32)
     dims = {"dp_shard": 2, "tp": 2}
-    first = autopar.plan(model, token_inputs(96)(16, 32), cluster="4 A100-80", dims=dims, precision="bf16")
+    first = autopar.plan(model, token_inputs(96)(16, 32), cluster="4 A100-80", dims=dims, precision="bf16",
+        with_baselines=False)
     again = read(configuration(first, nearest_uniform(first), "torchtitan").text, "torchtitan", 4)
     options = plan_options(again) | {"recompute": None}
     second = autopar.plan(model, token_inputs(96)(16, 32), cluster="4 A100-80", **options)

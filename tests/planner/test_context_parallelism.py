@@ -57,7 +57,7 @@ def _case(
 
 
 def _plan(model: nn.Module, ids: Tensor, **asked: Any) -> Plan:
-    return autopar.plan(model, (ids,), mode="fast", **asked)
+    return autopar.plan(model, (ids,), mode="fast", with_baselines=False, **asked)
 
 
 def _attention(plan: Plan) -> set[tuple[str, tuple[str | None, ...]]]:

@@ -36,7 +36,7 @@ def case() -> tuple[nn.Module, dict[str, torch.Tensor], Plan]:
         inputs,
         cluster="2x8 H100-SXM",
         dims={"dp_replicate": 2, "dp_shard": 2, "tp": 2},
-        constraints={"no_replicated_compute": True},
+        constraints={"no_replicated_compute": True}, with_baselines=False,
     )
     return module, inputs, plan
 

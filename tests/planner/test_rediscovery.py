@@ -101,7 +101,8 @@ def decoder_question(
 @pytest.fixture(scope="module")
 def few_tokens() -> Plan:
     """One sequence for wide weights on 8 GPUs of one node: weights are dearer to move than activations."""
-    return autopar.plan(*decoder_question(4096, 32, batch=1, seq=1024), cluster="8 H100-SXM", mesh=(8,))
+    return autopar.plan(*decoder_question(4096, 32, batch=1, seq=1024), cluster="8 H100-SXM", mesh=(8,),
+        with_baselines=False)
 
 
 def operator(plan: Plan, name: str) -> OperatorPlan:
@@ -145,7 +146,7 @@ def test_the_embedding_is_split_and_no_dearer_than_by_vocabulary(few_tokens: Pla
         *decoder_question(4096, 32, batch=1, seq=1024),
         cluster="8 H100-SXM",
         mesh=(8,),
-        constraints={"embedding.weight": {"inner": "S(0)"}},
+        constraints={"embedding.weight": {"inner": "S(0)"}}, with_baselines=False,
     )
     assert published.parameters["embedding.weight"].stored == (Shard(0),)
     assert few_tokens.objective_seconds <= published.objective_seconds * (1 + 1e-9)
@@ -176,16 +177,16 @@ def norms_of(plan: Plan) -> list[Layout]:
 @pytest.mark.slow
 def test_zero3_where_only_split_weights_fit() -> None:
     question = decoder_question(2048, 16, batch=64, seq=512, layers=2)
-    free = autopar.plan(*question, cluster="8 H100-SXM", mesh=(8,), memory_limit="1000GiB")
+    free = autopar.plan(*question, cluster="8 H100-SXM", mesh=(8,), memory_limit="1000GiB", with_baselines=False)
     weights = [name for name in free.parameters if "norm" not in name and "blocks" in name]
     hurried = next(b.predicted for b in free.baselines if b.name == "ZeRO-3" and b.predicted is not None)
     assert all(free.parameters[name].stored == (R,) for name in weights)
     whole: dict[str, Any] = {"cluster": "8 H100-SXM", "recompute": "none", "micro_batches": 1}
     below = f"{0.97 * hurried.peak_bytes / GIB}GiB"  # no room for gathers ahead of time
-    zero3 = autopar.plan(*question, dims={"dp_shard": 8}, memory_limit=below, **whole)
+    zero3 = autopar.plan(*question, dims={"dp_shard": 8}, memory_limit=below, **whole, with_baselines=False)
     assert zero3.bucket_bytes is None
     limit = zero3.predicted.peak_bytes * MARGIN
-    tight = autopar.plan(*question, mesh=(8,), memory_limit=f"{limit / GIB}GiB", **whole)
+    tight = autopar.plan(*question, mesh=(8,), memory_limit=f"{limit / GIB}GiB", **whole, with_baselines=False)
     assert tight.predicted.peak_bytes <= limit
     assert all(tight.parameters[name].stored != (R,) for name in weights)
     products = [
@@ -201,7 +202,7 @@ def test_zero3_where_only_split_weights_fit() -> None:
 def test_dynamic_axial_parallelism_turns_between_rows_and_columns() -> None:
     with torch.device("meta"):
         model, pairs = Axial(256, 8, 2).bfloat16(), torch.empty(1, 256, 256, 256, dtype=torch.bfloat16)
-    plan = autopar.plan(model, {"pairs": pairs, "target": pairs}, cluster="4 H100-SXM", mesh=(4,))
+    plan = autopar.plan(model, {"pairs": pairs, "target": pairs}, cluster="4 H100-SXM", mesh=(4,), with_baselines=False)
     for layer in range(2):
         for kind in ("rows", "columns"):
             attention = operator(plan, f"{kind}.{layer}/attention#0")

@@ -60,7 +60,7 @@ class Model(nn.Module):
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return autopar.plan(Model(), torch.randn(16, FEATURES), cluster="2x4 H100-SXM", mesh=(2, 4))
+    return autopar.plan(Model(), torch.randn(16, FEATURES), cluster="2x4 H100-SXM", mesh=(2, 4), with_baselines=False)
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,8 @@ class NeverRun(nn.Module):
 )
 def test_stages_that_cannot_be_are_refused_before_capture(dims: dict[str, object], schedule: str, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        autopar.plan(NeverRun(), (torch.ones(2),), cluster="8 H100-SXM", dims=dims, schedule=schedule)
+        autopar.plan(NeverRun(), (torch.ones(2),), cluster="8 H100-SXM", dims=dims, schedule=schedule,
+            with_baselines=False)
 
 
 def test_both_directions_need_an_even_number_of_groups() -> None:

@@ -43,7 +43,8 @@ def register_all() -> None:
 
 def planned(model: nn.Module, x: Tensor, devices: int) -> Plan:
     return autopar.plan(
-        model, (x,), cluster=f"{devices} H100-SXM", mesh=(devices,), constraints="no_replicated_compute", strict=True
+        model, (x,), cluster=f"{devices} H100-SXM", mesh=(devices,), constraints="no_replicated_compute", strict=True,
+        with_baselines=False,
     )
 
 
@@ -91,7 +92,7 @@ def test_parity_sees_a_rule_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> No
     torch.manual_seed(0)
     model, x = Block("scaled"), torch.randn(12, 8)
     program = capture(model, (x,), {})
-    plan = autopar.plan(model, (x,), cluster="2 H100-SXM", dims={"dp_replicate": 2})
+    plan = autopar.plan(model, (x,), cluster="2 H100-SXM", dims={"dp_replicate": 2}, with_baselines=False)
     with pytest.raises(AssertionError):
         check_parity(program, plan, model, x)
 
@@ -127,7 +128,8 @@ def test_a_rule_that_comes_after_a_plan_was_cached_makes_a_new_plan(tmp_path: Pa
     model, x = Block("scaled"), torch.randn(12, 8)
 
     def plan(strict: bool = False) -> Plan:
-        return autopar.plan(model, (x,), cluster="2 H100-SXM", mesh=(2,), cache_dir=tmp_path, strict=strict)
+        return autopar.plan(model, (x,), cluster="2 H100-SXM", mesh=(2,), cache_dir=tmp_path, strict=strict,
+            with_baselines=False)
 
     assert len(plan().uncovered) == 2
     with pytest.raises(UnsupportedOperatorError, match="scaled_silu"):
@@ -157,7 +159,8 @@ class Layers(nn.Module):
 
 
 def discovering(model: nn.Module, x: Tensor, **options: Any) -> Plan:
-    return autopar.plan(model, (x,), cluster="2 H100-SXM", mesh=(2,), constraints="no_replicated_compute", **options)
+    return autopar.plan(model, (x,), cluster="2 H100-SXM", mesh=(2,), constraints="no_replicated_compute", **options,
+        with_baselines=False)
 
 
 def test_a_plan_that_discovers_splits_the_operators_and_computes_as_before(own_cache: Path) -> None:
@@ -180,7 +183,8 @@ def test_parity_sees_a_discovered_rule_that_is_wrong(own_cache: Path, monkeypatc
     monkeypatch.setattr(learning, "rule_by_execution", lambda call: (wrong if "backward" in call.text else None, ""))
     torch.manual_seed(0)
     model, x = Block("scaled"), torch.randn(12, 8)
-    plan = autopar.plan(model, (x,), cluster="2 H100-SXM", dims={"dp_replicate": 2}, discover=True)
+    plan = autopar.plan(model, (x,), cluster="2 H100-SXM", dims={"dp_replicate": 2}, discover=True,
+        with_baselines=False)
     with pytest.raises(AssertionError):
         check_parity(capture(model, (x,), {}), plan, model, x)
 
@@ -198,14 +202,16 @@ def test_micro_batches_and_pipelines_learn_the_calls_of_their_parts(own_cache: P
 
 def test_what_was_discovered_is_asked_for_and_kept_with_the_plan(own_cache: Path, tmp_path: Path) -> None:
     model, x = Block("scaled"), torch.randn(12, 8)
-    free = autopar.plan(model, (x,), cluster="2 H100-SXM", mesh=(2,), cache_dir=tmp_path / "plans")
+    free = autopar.plan(model, (x,), cluster="2 H100-SXM", mesh=(2,), cache_dir=tmp_path / "plans",
+        with_baselines=False)
     assert (len(free.uncovered), free.discovered) == (2, {})
     found = free.what_if(discover=True)
     assert len(found.discovered) == 2
     assert not found.uncovered
     assert found.edit({"up.weight": "R"}).discovered == found.discovered
     assert Plan.from_json(found.to_json()) == found
-    known = autopar.plan(model, (x,), cluster="2 H100-SXM", mesh=(2,), cache_dir=tmp_path / "plans", discover=True)
+    known = autopar.plan(model, (x,), cluster="2 H100-SXM", mesh=(2,), cache_dir=tmp_path / "plans", discover=True,
+        with_baselines=False)
     assert known.discovered == found.discovered
     assert len(list((tmp_path / "plans").iterdir())) == 2
 
@@ -229,7 +235,7 @@ def test_a_plan_from_a_file_brings_its_rules(own_cache: Path, monkeypatch: pytes
 
 def test_a_plan_without_it_says_how_to_look_for_rules(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", logger="autopar"):
-        autopar.plan(Block("scaled"), (torch.randn(12, 8),), cluster="2 H100-SXM", mesh=(2,))
+        autopar.plan(Block("scaled"), (torch.randn(12, 8),), cluster="2 H100-SXM", mesh=(2,), with_baselines=False)
     assert "discover=True (--discover) looks for rules" in caplog.text
     with pytest.raises(UnsupportedOperatorError, match=r"discover=True \(--discover\)"):
         planned(Block("scaled"), torch.randn(12, 8), 2)

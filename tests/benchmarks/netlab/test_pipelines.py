@@ -69,7 +69,8 @@ def test_what_stays_inside_of_a_node_is_on_no_link() -> None:
     cluster = Cluster.parse("2x2 cpu @ 0.2Gb")
     dims = {"dp_replicate": 2, "dp_shard": 2}
     plan = autopar.plan(
-        model, inputs, cluster=cluster, optimizer=torch.optim.SGD, mode="fast", dims=dims, micro_batches=1
+        model, inputs, cluster=cluster, optimizer=torch.optim.SGD, mode="fast", dims=dims, micro_batches=1,
+        with_baselines=False,
     )
     flat = Cluster.parse("4x1 cpu @ 0.2Gb")
     part = part_of(SMALL, plan)

@@ -56,7 +56,8 @@ class Case:
 
     def plan(self, ranks: int, **asked: Any) -> Plan:
         asked = {"dims": {"cp": ranks}, "cp": "ring"} | asked if ranks > 1 else {"mesh": (1,)}
-        return autopar.plan(self.model, self.inputs, cluster=f"{ranks} cpu", mode="fast", **asked)
+        return autopar.plan(self.model, self.inputs, cluster=f"{ranks} cpu", mode="fast",
+                            with_baselines=False, **asked)  # fmt: skip
 
     def error(self, plan: Plan) -> float:
         """Largest, of the loss and of every gradient, against one rank."""

@@ -218,7 +218,8 @@ def test_what_somebody_else_reads_is_left_alone(how: str) -> None:
 
 
 def planned(module: nn.Module, inputs: dict[str, Tensor], kernels: tuple[str, ...], **asked: Any) -> Plan:
-    found = autopar.plan(module, inputs, cluster="2x1 H100-SXM", kernels=kernels, mode="fast", **asked)
+    found = autopar.plan(module, inputs, cluster="2x1 H100-SXM", kernels=kernels, mode="fast",
+                         with_baselines=False, **asked)  # fmt: skip
     assert isinstance(found, Plan)
     return found
 

@@ -103,7 +103,8 @@ def planned(style: str, precision: str | None, ranks: int) -> tuple[Program, Pla
 
     def plan(kernels: Sequence[str]) -> Plan:
         found = autopar.plan(
-            module, inputs, cluster=f"{ranks}x1 H100-SXM", dims={"tp": ranks}, precision=precision, kernels=kernels
+            module, inputs, cluster=f"{ranks}x1 H100-SXM", dims={"tp": ranks}, precision=precision, kernels=kernels,
+            with_baselines=False,
         )
         assert isinstance(found, Plan)
         return found.with_(kernel_backend="eager")
@@ -213,7 +214,7 @@ def test_rotary_embeddings_are_one_kernel_each_way(dims: dict[str, int]) -> None
     inputs = {"input_ids": tokens, "labels": tokens}
     program, cluster = capture(module, (), inputs), f"{math.prod(dims.values())}x1 H100-SXM"
     plain, ours = (
-        autopar.plan(module, inputs, cluster=cluster, dims=dims, kernels=kernels, mode="fast")
+        autopar.plan(module, inputs, cluster=cluster, dims=dims, kernels=kernels, mode="fast", with_baselines=False)
         for kernels in ((), ("rope",))
     )
     names = Counter(name_of(node) for node in lower(program, ours, 0).graph.nodes)
@@ -234,7 +235,8 @@ def test_a_product_with_the_vocabulary_joins_its_cross_entropy(
     program = capture(module, (), inputs)
     kinds = ("cross_entropy", "linear_cross_entropy")
     plain, ours = (
-        autopar.plan(module, inputs, cluster="2x1 H100-SXM", dims=dims, kernels=kernels, mode="fast")
+        autopar.plan(module, inputs, cluster="2x1 H100-SXM", dims=dims, kernels=kernels, mode="fast",
+            with_baselines=False)
         for kernels in ((), kinds)
     )
     lowered = lower(program, ours, 0)

@@ -163,7 +163,8 @@ def test_a_switch_between_sizes_is_refused() -> None:
 def _plan(loss: str = "ignored labels", **options: object) -> autopar.Plan:
     losses = {name: loss for name, (loss, _) in (SEPARABLE | REFUSED).items()}  # type: ignore[operator]
     model, batch = Model(losses[loss]), {name: torch.zeros(32, LENGTH, dtype=torch.long) for name in "xy"}
-    return autopar.plan(model, batch, cluster="2 H100-SXM", optimizer=torch.optim.SGD, mesh=(2,), **options)
+    return autopar.plan(model, batch, cluster="2 H100-SXM", optimizer=torch.optim.SGD, mesh=(2,), **options,
+        with_baselines=False)
 
 
 def test_the_predicted_peak_falls_with_the_number_of_parts() -> None:

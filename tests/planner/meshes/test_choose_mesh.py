@@ -147,7 +147,7 @@ def test_a_plan_that_must_be_cheaper_is_not_fitted_above() -> None:
 
 
 def test_a_given_mesh_has_no_alternatives() -> None:
-    found = autopar.plan(*model(), cluster=CLUSTER, mesh=(2, 4))
+    found = autopar.plan(*model(), cluster=CLUSTER, mesh=(2, 4), with_baselines=False)
     assert not found.alternatives
     assert "meshes" not in found.statistics
 

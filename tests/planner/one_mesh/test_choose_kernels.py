@@ -37,7 +37,8 @@ def model() -> tuple[nn.Module, dict[str, torch.Tensor]]:
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     module, inputs = model()
-    found = autopar.plan(module, inputs, cluster="1x2 H100-SXM", dims={"dp_shard": 2}, precision="bf16")
+    found = autopar.plan(module, inputs, cluster="1x2 H100-SXM", dims={"dp_shard": 2}, precision="bf16",
+        with_baselines=False)
     assert isinstance(found, Plan)
     return found
 
@@ -47,7 +48,7 @@ def test_a_plan_for_gpus_names_kernels_that_make_its_step_shorter_and_smaller(pl
     program, cluster = capture(module, (), inputs, precision="bf16"), Cluster.parse("1x2 H100-SXM")
     assert "cross_entropy" in plan.kernels  # the logits are read and written less often
     asked = {"cluster": "1x2 H100-SXM", "dims": {"dp_shard": 2}, "precision": "bf16"}
-    without = autopar.plan(module, inputs, kernels=(), **asked)
+    without = autopar.plan(module, inputs, kernels=(), with_baselines=False, **asked)
     assert isinstance(without, Plan)
     assert plan.objective_seconds < without.objective_seconds  # the solver's own sum has them
     ours, plain = (simulate_plan(one, program, cluster, torch.optim.AdamW) for one in (plan, without))
@@ -109,7 +110,8 @@ def test_a_plan_keeps_the_kernels_that_it_lays_out(plan: Plan) -> None:
 def test_stages_have_them_too() -> None:
     module, inputs = model()
     found = autopar.plan(
-        module, inputs, cluster="1x2 H100-SXM", dims={"pp": 2}, precision="bf16", mode="fast", micro_batches=2
+        module, inputs, cluster="1x2 H100-SXM", dims={"pp": 2}, precision="bf16", mode="fast", micro_batches=2,
+        with_baselines=False,
     )
     assert isinstance(found, Plan)
     assert {"rms_norm", "gated", "cross_entropy"} <= {*found.kernels}

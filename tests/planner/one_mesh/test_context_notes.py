@@ -12,7 +12,8 @@ from tests.planner.test_context_parallelism import Llama
 
 def notes(key_heads: int, ranks: int, length: int, cp: str | None) -> list[str]:
     ids = torch.zeros(2, length, dtype=torch.long)
-    plan = autopar.plan(Llama(key_heads), (ids,), cluster=f"{ranks} cpu", dims={"cp": ranks}, cp=cp, mode="fast")
+    plan = autopar.plan(Llama(key_heads), (ids,), cluster=f"{ranks} cpu", dims={"cp": ranks}, cp=cp, mode="fast",
+        with_baselines=False)
     assert plan.mesh.axis_names == ("cp",)
     return [note for note in plan.notes if "divide" in note]
 
@@ -67,7 +68,7 @@ class InChunks(torch.nn.Module):
 def test_a_scan_in_chunks_that_do_not_divide_is_named(ranks: int, words: str) -> None:
     """16 places are 2 chunks, which 4 ranks cannot share."""
     x = torch.randn(1, 16, 16)
-    plan = autopar.plan(InChunks(), (x,), cluster=f"{ranks} cpu", dims={"cp": ranks}, mode="fast")
+    plan = autopar.plan(InChunks(), (x,), cluster=f"{ranks} cpu", dims={"cp": ranks}, mode="fast", with_baselines=False)
     [note] = [note for note in plan.notes if "no fused attention" in note]
     assert f"so it splits {words}" in note
 
@@ -85,7 +86,7 @@ def test_a_plan_in_zigzag_order_explains_it() -> None:
     """Free axes, which its limits are compared with, have no such order."""
     ids = torch.zeros(2, 32, dtype=torch.long)
     asked = {"dims": {"cp": 2}, "cp": "ring", "constraints": {"*/attention#0": "S(2, zigzag)"}}
-    plan = autopar.plan(Llama(), (ids,), cluster="2 cpu", mode="fast", **asked)
+    plan = autopar.plan(Llama(), (ids,), cluster="2 cpu", mode="fast", with_baselines=False, **asked)
     text = str(plan.explain(next(name for name in plan.operators if name.endswith("/attention#0"))))
     assert "S(1, zigzag): dim 1 in zigzag order: rank 0 has the first and the last block" in text
     assert "cp splits s (dim 2, zigzag); runs as ring" in text

@@ -49,7 +49,7 @@ def planned(kind: type[nn.Module], share: float | None, recompute: str | None = 
     limit = None if share is None else share * planned(kind, None).predicted.peak_bytes
     return autopar.plan(
         model, (x,), cluster="1 cpu", optimizer=torch.optim.SGD, memory_limit=limit, micro_batches=1,
-        recompute=recompute,
+        recompute=recompute, with_baselines=False,
     )  # fmt: skip
 
 

@@ -63,7 +63,8 @@ def planned(share: float, **options: Any) -> Plan:
     """Under a part of the memory that the free plan takes."""
     model, x = blocks()
     limit = {} if share == 1.0 else {"memory_limit": f"{round(share * planned(1.0).predicted.peak_bytes)}B"}
-    return autopar.plan(model, (x,), cluster="1 cpu", micro_batches=1, mode="fast", **limit, **options)
+    return autopar.plan(model, (x,), cluster="1 cpu", micro_batches=1, mode="fast", with_baselines=False, **limit,
+                        **options)  # fmt: skip
 
 
 def forms(plan: Plan) -> Mapping[str, int]:
@@ -135,7 +136,7 @@ def test_bits_are_checked_when_asked_for() -> None:
     with pytest.raises(ConfigurationError, match="equal bits"):
         autopar.plan(*blocks(), cluster="1 cpu", lossy="8bit", deterministic=4)
     with pytest.raises(ConfigurationError, match="stages save values as they are"):
-        autopar.plan(*blocks(), cluster="2 cpu", lossy="8bit", dims={"pp": 2})
+        autopar.plan(*blocks(), cluster="2 cpu", lossy="8bit", dims={"pp": 2}, with_baselines=False)
 
 
 @pytest.mark.exhaustive(sample="4bit")

@@ -64,7 +64,7 @@ def planned(limit: int, rate: float = 1e9, **options: Any) -> Plan:
     model, x = chain()
     return autopar.plan(
         model, (x,), cluster=cluster(rate), optimizer=torch.optim.AdamW, memory_limit=f"{limit}B", micro_batches=1,
-        **{"mode": "fast", **options},
+        with_baselines=False, **{"mode": "fast", **options},
     )  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def test_the_memory_of_the_host_is_a_limit_too() -> None:
     model, x = chain()
     with pytest.raises(InfeasibleError):
         autopar.plan(model, (x,), cluster=small, optimizer=torch.optim.AdamW, memory_limit=f"{SMALL}B",
-                     micro_batches=1, offload="all")  # fmt: skip
+                     micro_batches=1, offload="all", mode="fast", with_baselines=False)  # fmt: skip
 
 
 def test_beside_the_values_of_a_long_sequence_parameters_may_still_wait_there() -> None:
@@ -177,7 +177,8 @@ def test_a_cluster_without_a_host_says_so() -> None:
 def test_stages_are_not_planned_with_it_in_silence() -> None:
     model, x = chain()
     with pytest.raises(ConfigurationError, match="stages keep their parameters on the device"):
-        autopar.plan(model, (x,), cluster="8 H100-SXM", dims={"pp": 2, "dp_shard": 4}, offload="all")
+        autopar.plan(model, (x,), cluster="8 H100-SXM", dims={"pp": 2, "dp_shard": 4}, offload="all",
+            with_baselines=False)
 
 
 class Blocks(nn.Module):
@@ -202,7 +203,8 @@ def roomy(room: int, model: nn.Module, limit: int, **options: Any) -> Plan:
     assert whole.host is not None
     small = replace(whole, host=replace(whole.host, memory_bytes=round(room / USABLE_SHARE)))
     return autopar.plan(
-        model, (x,), cluster=small, optimizer=torch.optim.AdamW, memory_limit=f"{limit}B", micro_batches=1, **options,
+        model, (x,), cluster=small, optimizer=torch.optim.AdamW, memory_limit=f"{limit}B", micro_batches=1,
+        with_baselines=False, **options,
     )  # fmt: skip
 
 

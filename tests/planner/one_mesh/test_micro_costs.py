@@ -31,7 +31,7 @@ MODEL = tied_model()
 def _planned(axis: str) -> autopar.Plan:
     return autopar.plan(
         MODEL, tokens(0, 12), cluster=CLUSTER, dims={axis: 2}, micro_batches=PARTS, optimizer=torch.optim.SGD,
-        mode="fast",
+        mode="fast", with_baselines=False,
     )  # fmt: skip
 
 
@@ -108,6 +108,7 @@ def test_a_plan_says_that_it_gathers_once_and_its_file_keeps_it() -> None:
 def test_what_has_one_part_or_stages_does_not_take_the_edit() -> None:
     with pytest.raises(autopar.ConfigurationError, match="True or False"):
         _planned("dp_shard").edit({"gather_once": 1})
-    whole = autopar.plan(MODEL, tokens(0, 12), cluster=CLUSTER, dims={"dp_shard": 2}, micro_batches=1, mode="fast")
+    whole = autopar.plan(MODEL, tokens(0, 12), cluster=CLUSTER, dims={"dp_shard": 2}, micro_batches=1, mode="fast",
+        with_baselines=False)
     with pytest.raises(autopar.ConfigurationError, match="in one part"):
         whole.edit({"gather_once": True})

@@ -32,7 +32,8 @@ TOKENS = torch.zeros(4, 8, dtype=torch.long)
 @pytest.fixture(scope="module")
 def pipeline() -> Plan:
     model = GPT(GPTConfig(vocabulary=16, positions=8, width=16, heads=2, layers=2))
-    return autopar.plan(model, (TOKENS, TOKENS), cluster="2 cpu", dims={"pp": 2}, schedule="1f1b", micro_batches=2)
+    return autopar.plan(model, (TOKENS, TOKENS), cluster="2 cpu", dims={"pp": 2}, schedule="1f1b", micro_batches=2,
+        with_baselines=False)
 
 
 @pytest.mark.parametrize(("factor", "keeps_stages"), [(0.5, False), (2.0, True)])

@@ -46,7 +46,8 @@ def test_equal_stages_in_a_row_are_one_line() -> None:
     model = GPT(GPTConfig(vocabulary=64, positions=16, width=32, heads=4, layers=6))
     tokens = torch.zeros(8, 16, dtype=torch.long)
     plan = autopar.plan(
-        model, (tokens, tokens), cluster="4 H100-SXM", dims={"pp": 4}, schedule="interleaved", micro_batches=4
+        model, (tokens, tokens), cluster="4 H100-SXM", dims={"pp": 4}, schedule="interleaved", micro_batches=4,
+        with_baselines=False,
     )
     stages = [note for note in plan.notes if note.startswith("stage")]
     assert plan.pipeline is not None
@@ -119,7 +120,7 @@ class Normalised(nn.Module):
 
 def test_a_batch_that_cannot_be_cut_says_why() -> None:
     with pytest.raises(ConfigurationError, match=r"pp=2: stages take the batch in parts, .*layers\.1"):
-        autopar.plan(Normalised(), (torch.ones(8, 4),), cluster="2 cpu", dims={"pp": 2})
+        autopar.plan(Normalised(), (torch.ones(8, 4),), cluster="2 cpu", dims={"pp": 2}, with_baselines=False)
 
 
 def test_too_few_blocks_say_so() -> None:

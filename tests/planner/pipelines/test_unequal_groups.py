@@ -29,7 +29,8 @@ def _model() -> GPT:
 def _plan(sizes: list[int], **options: Any) -> Plan:
     tokens = torch.zeros(12, 16, dtype=torch.long)
     return autopar.plan(
-        _model(), (tokens, tokens), cluster=f"{sum(sizes)} cpu", dims={"pp": sizes}, mode="fast", **options
+        _model(), (tokens, tokens), cluster=f"{sum(sizes)} cpu", dims={"pp": sizes}, mode="fast", **options,
+        with_baselines=False,
     )
 
 

@@ -16,7 +16,8 @@ from autopar.planner.problem.strategies import AxisChoice
 @pytest.mark.parametrize("axis", ["dp_replicate", "dp_shard"])
 def test_a_batch_of_one_lets_operators_go(axis: str) -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
-    plan = autopar.plan(model, torch.randn(1, 6, 8), cluster="4 H100-SXM", dims={axis: 4}, loss_fn=squares)
+    plan = autopar.plan(model, torch.randn(1, 6, 8), cluster="4 H100-SXM", dims={axis: 4}, loss_fn=squares,
+        with_baselines=False)
     assert all(entry.axes != ("partial",) for name, entry in plan.operators.items() if "add" in name)
     assert plan.gap < 1e-9
 
@@ -38,7 +39,7 @@ def test_what_a_user_writes_takes_the_place_of_what_the_axis_asks() -> None:
 
 def test_an_axis_of_one_device_splits_nothing() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
-    plan = autopar.plan(model, torch.randn(4, 8), cluster="4 cpu", mesh=(4, 1), loss_fn=squares)
+    plan = autopar.plan(model, torch.randn(4, 8), cluster="4 cpu", mesh=(4, 1), loss_fn=squares, with_baselines=False)
     assert all(entry.axes[1] is None for entry in plan.operators.values())
     assert all(parameter.stored[1] == Replicate() == parameter.used[1] for parameter in plan.parameters.values())
 
@@ -78,7 +79,8 @@ class ShiftedLabels(nn.Module):
 def test_labels_that_move_by_a_place_stay_whole_over_cp() -> None:
     """Every rank has the ids: moving their rows between ranks would only cost."""
     plan = autopar.plan(
-        ShiftedLabels(), torch.zeros(2, 32, dtype=torch.long), cluster="4 cpu", dims={"cp": 4}, mode="fast"
+        ShiftedLabels(), torch.zeros(2, 32, dtype=torch.long), cluster="4 cpu", dims={"cp": 4}, mode="fast",
+        with_baselines=False,
     )
     moved = [entry.axes for name, entry in plan.operators.items() if "pad" in name or "slice" in name]
     assert moved == [(None,)] * 2

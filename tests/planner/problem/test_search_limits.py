@@ -24,7 +24,8 @@ def test_every_mode_has_limits_and_each_searches_longer_than_the_one_before() ->
 
 
 def test_the_plan_says_in_which_mode_it_was_made() -> None:
-    plan = autopar.plan(nn.Linear(8, 8), torch.randn(4, 8), cluster="2 H100-SXM", mesh=(2,), mode="fast")
+    plan = autopar.plan(nn.Linear(8, 8), torch.randn(4, 8), cluster="2 H100-SXM", mesh=(2,), mode="fast",
+        with_baselines=False)
     assert plan.question["mode"] == "fast"
 
 

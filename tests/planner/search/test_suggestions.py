@@ -32,7 +32,7 @@ def asked(name: str, host: Cluster, **options: Any) -> autopar.Plan:
     make, limit = MODELS[name]
     return autopar.plan(
         make(), chain()[1], cluster=host, optimizer=torch.optim.AdamW, memory_limit=f"{limit}B", micro_batches=1,
-        **options,
+        with_baselines=False, **options,
     )  # fmt: skip
 
 

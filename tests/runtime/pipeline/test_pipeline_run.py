@@ -23,6 +23,7 @@ def test_backward_lets_go_of_what_arrived_before_its_graph_runs() -> None:
 
     graphs = SimpleNamespace(
         backward=1,
+        last=None,
         lowered=SimpleNamespace(inputs=(SimpleNamespace(name="dy", role="tangent"),)),
         run_backward=run_backward,
         sent_backward=(),

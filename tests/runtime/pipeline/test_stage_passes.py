@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +13,9 @@ from autopar.runtime.pipeline.pipeline_wires import Form
 from autopar.runtime.pipeline.stage_passes import StageGraphs
 
 HERE = torch.device("cpu")
+
+
+RETURNED = {"forward": [7, 8], "first": [7, 8, 11], "inputs": [9, 10], "last": [5]}
 
 
 class Calls:
@@ -25,7 +29,7 @@ class Calls:
         def call(values: list[torch.Tensor]) -> list[torch.Tensor]:
             self.ran.append((graph, part, [value.numel() for value in values]))
             values.clear()
-            return {"forward": [torch.ones(7), torch.ones(8)], "inputs": [torch.ones(9), torch.ones(10)]}.get(graph, [])
+            return [torch.ones(size) for size in RETURNED.get(graph, [])]
 
         return call
 
@@ -46,6 +50,8 @@ def stage(count: int = 1, draws: dict[str, int] | None = None) -> tuple[StageGra
         halves=cast(Any, SimpleNamespace(inputs="inputs", input_totals=(), weights="weights", weight_totals=(0,))),
         prepared=None,
         late=None,
+        first=None,
+        last=None,
         total_forms={0: Form((6,), torch.float32)},
         results=(),
         sent_forward=("y",),
@@ -77,3 +83,14 @@ def test_where_parts_draw_each_is_rehearsed() -> None:
     made, calls = stage(3, {"dropout": 0})
     made.rehearse({}, "F", 1, HERE)
     assert [part for _, part, _ in calls.ran] == [0, 1, 2]
+
+
+def test_what_the_first_part_gathers_and_the_last_one_sums_is_rehearsed_too() -> None:
+    made, calls = stage(3)
+    prepared = SimpleNamespace(count=1, of_forward=(0,), of_backward=(0,))
+    graphs = {"first": "first", "last": "last", "prepared": prepared}
+    replace(made, **cast(Any, graphs)).rehearse({"weight": torch.ones(5)}, "FB", 1, HERE)
+    forward, gathered = ("forward", 0, [2, 5, 11]), ("first", 0, [2, 5])
+    backward = ("backward", 0, [8, 3, 11, 6])
+    last = [("forward", 2, [2, 5, 11]), ("last", 2, [8, 3, 11, 6])]
+    assert calls.ran == [gathered, forward, forward, backward, *last]
