@@ -50,6 +50,7 @@ def _faults(schedule: str, rank: int, record: Record | None = None) -> list[str]
     return faults(record, planned_of(_asked(schedule), record, rank))
 
 
+@pytest.mark.exhaustive(sample=["1f1b", "3-zb"])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 @pytest.mark.parametrize("rank", RANKS)
 def test_a_rank_of_a_pipeline_holds_and_runs_what_was_planned(schedule: str, rank: int) -> None:

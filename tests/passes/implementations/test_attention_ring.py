@@ -135,6 +135,7 @@ def _lowered(case: Case, plan: Plan, rank: int) -> Iterator[fx.Node]:
         yield from graphs[name].graph.nodes
 
 
+@pytest.mark.exhaustive(sample=["smaller than a block-4", "larger-8", "padding", "both sides-4"])
 @pytest.mark.parametrize(
     ("name", "ranks", "hops"),
     [("smaller than a block", 4, 1), ("smaller than a block", 8, 1), ("a block", 4, 1), ("one more", 4, 1),

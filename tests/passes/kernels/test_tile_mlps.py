@@ -231,6 +231,7 @@ def unsummed(grad: Any, x: Any, *rest: Any) -> list[Tensor]:
     return [found[0], last[1], *found[2:]]
 
 
+@pytest.mark.exhaustive(sample=["tp': 2}-GPT-2", "dp_shard': 2}-Llama"])
 @pytest.mark.parametrize("name", ["Llama", "GPT-2"])
 @pytest.mark.parametrize("dims", [{"dp_replicate": 2}, {"tp": 2}, {"dp_shard": 2}], ids=str)
 def test_ranks_compute_what_they_compute_whole(name: str, dims: dict[str, int]) -> None:
