@@ -27,6 +27,8 @@ solve_linear: Callable[..., LinearSolution] = later("autopar.planner.solver.line
 
 LOOK_SECONDS = 0.02
 """How often the waiting thread looks whether it should stop."""
+ROUNDING = 1e-12
+"""Of a budget: what is smaller is an error of doubles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +77,11 @@ def solve_master(costs: Floats, usage: Floats, penalty: float) -> tuple[float, F
     """Return (value, multipliers >= 0) of the Dantzig-Wolfe master, by GLOP.
 
     minimise costs.x + penalty * sum(excess)   s.t.  usage x <= 1 + excess,  sum x = 1;   `usage` is (rows,
-    plans) in budgets.
+    plans) in budgets. What differs from nothing by rounding is nothing: scaled up, it would be a row that GLOP gives
+    up on.
     """
     rows, plans = usage.shape
+    usage = np.where(np.abs(usage) < ROUNDING, 0.0, usage)
     entries = _Entries()
     number, plan = np.indices(usage.shape)
     entries.add(number.ravel(), plan.ravel(), usage.ravel())

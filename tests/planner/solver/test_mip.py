@@ -29,6 +29,15 @@ def test_budgets_that_nothing_fits_are_reported_infeasible() -> None:
     assert found.labels is None
 
 
+def test_a_usage_that_is_nothing_but_an_error_of_rounding_is_nothing():
+    costs = np.array([0.296, 0.283, 0.305])
+    usage = np.array([[0.92, 2.9, 0.2], [0.99, 0.0, 2.5], [0.90, 2.0**-53, 2.3]])
+    found = mip.solve_master(costs, usage, penalty=305.0)
+    wanted = mip.solve_master(costs, np.where(usage < 1e-9, 0.0, usage), penalty=305.0)
+    assert found[0] == wanted[0]
+    assert found[1].tolist() == wanted[1].tolist()
+
+
 def test_the_master_mixes_two_plans_and_prices_the_budget() -> None:
     # Half of the small and half of the big plan use the budget exactly: 1 s saved per budget given.
     value, multipliers = mip.solve_master(np.array([2.0, 1.0]), np.array([[0.5, 1.5]]), penalty=1e3)
