@@ -101,15 +101,41 @@ def _choices(plan: PlanValue) -> list[str]:
             for stage in plan.staged.stages
         ]
         lines += [f"group {i}: {g}" for i, g in enumerate(plan.staged.groups)]
-    for name, parameter in plan.parameters.items():
-        kept = " kept" if parameter.keep_gathered else ""
-        kept += f" stored on {parameter.stored_on}" * (parameter.stored_on != DEVICE)
-        lines.append(f"{name}: stored {format_layout(parameter.stored)} used {format_layout(parameter.used)}{kept}")
-    for name, operator in plan.operators.items():
-        waits = f" saved on {operator.saved_on}" * (operator.saved_on != DEVICE)
-        waits += f" saved as {operator.saved_as}" * (operator.saved_as != WHOLE)
-        lines.append(f"{name}: {operator.axes} -> {[format_layout(layout) for layout in operator.outputs]}{waits}")
-    return lines
+    lines += [f"{name}: {_parameter_line(parameter)}" for name, parameter in plan.parameters.items()]
+    return lines + [f"{name}: {_operator_line(operator)}" for name, operator in plan.operators.items()]
+
+
+def _parameter_line(parameter: ParameterPlan) -> str:
+    """All that is chosen for a parameter; what is not as by default behind its layouts."""
+    stored, used, gradient = _layouts((parameter.stored, parameter.used, parameter.gradient))
+    line = f"stored {stored} used {used} gradient {gradient}"
+    line += _shared((parameter.shared_forward,), (parameter.shared_backward,))
+    return line + " kept" * parameter.keep_gathered + _elsewhere("stored", parameter.stored_on)
+
+
+def _operator_line(operator: OperatorPlan) -> str:
+    """All that is chosen for an operator; what is not as by default behind its layouts."""
+    line = f"{operator.axes} {_layouts(operator.inputs)} -> {_layouts(operator.outputs)}"
+    line += _shared(operator.shared_forward, operator.shared_backward)
+    line += f" runs as {operator.implementation}" * (operator.implementation != DEFAULT_IMPLEMENTATION)
+    line += " computed again" * operator.recompute
+    line += f" and once more before {', '.join(operator.recompute_at)}" * bool(operator.recompute_at)
+    return line + _elsewhere("saved", operator.saved_on) + f" saved as {operator.saved_as}" * (operator.saved_as != WHOLE)
+
+
+def _shared(forward: Sequence[Layout | None], backward: Sequence[Layout | None]) -> str:
+    """The copies that all consumers of a phase share, where there are some."""
+    phases = {"forward": forward, "backward": backward}
+    found = {phase: layouts for phase, layouts in phases.items() if any(layout is not None for layout in layouts)}
+    return "".join(f" shared in {phase} as {_layouts(layouts)}" for phase, layouts in found.items())
+
+
+def _elsewhere(word: str, memory: str) -> str:
+    return f" {word} on {memory}" * (memory != DEVICE)
+
+
+def _layouts(layouts: Sequence[Layout | None]) -> list[str]:
+    return ["-" if layout is None else format_layout(layout) for layout in layouts]
 
 
 def align(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

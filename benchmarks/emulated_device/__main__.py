@@ -128,8 +128,8 @@ def in_words(row: dict[str, Any]) -> str:
     seconds, peak = row["predicted_s"] / row["measured_s"] - 1, row["predicted_bytes"] / row["measured_bytes"] - 1
     rest = ""
     if "of_fastest" in row:
-        over = row["over_free"]
-        rest = f", {row['of_fastest']:.3f} of the fastest rung, {over['measured']:.3f} of free ({over['predicted']:.3f})"
+        over = "{measured:.3f} of free ({predicted:.3f})".format_map(row["over_free"])
+        rest = f", {row['of_fastest']:.3f} of the fastest rung, {over}"
     overlap = "nothing copied" if row["overlap"] is None else f"overlap {row['overlap']:.0%}"
     return (
         f"{row['setting']}: {row['measured_s'] * 1e3:.0f} ms ({seconds:+.1%}), "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 
 import pytest
@@ -117,3 +118,39 @@ def test_what_an_axis_splits_is_said_with_the_dim_where_there_is_one() -> None:
     assert axes_in_words((None, "s"), [(R, Shard(2, 2, True))], mesh) == "tp splits s (dim 2, zigzag)"
     assert axes_in_words((None, "partial"), [(R, P)], mesh) == "tp passes partial sums on"
     assert axes_in_words((None, None), [(R, R)], mesh) == "whole on every device"
+
+
+CHOICES: list[tuple[str, dict[str, object]]] = [
+    ("parameters", {"stored": (R, R)}),
+    ("parameters", {"used": (S0, R)}),
+    ("parameters", {"gradient": (R, R)}),
+    ("parameters", {"keep_gathered": True}),
+    ("parameters", {"shared_forward": (R, S0)}),
+    ("parameters", {"shared_backward": (R, S0)}),
+    ("parameters", {"stored_on": "host"}),
+    ("operators", {"axes": (None, None)}),
+    ("operators", {"inputs": ((R, R), (R, R))}),
+    ("operators", {"outputs": ((R, R),)}),
+    ("operators", {"shared_forward": ()}),
+    ("operators", {"shared_backward": ((R, R),)}),
+    ("operators", {"recompute": True}),
+    ("operators", {"recompute_at": ("layers.0.up/mm#1",)}),
+    ("operators", {"saved_on": "host"}),
+    ("operators", {"saved_as": "4bit"}),
+    ("operators", {"implementation": "ring"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "change"), CHOICES)
+def test_a_diff_shows_every_choice(kind: str, change: dict[str, object]) -> None:
+    plan = small_plan()
+    entries = getattr(plan, kind)
+    name = next(iter(entries))
+    other = replace(plan, **{kind: {**entries, name: replace(entries[name], **change)}})  # type: ignore[arg-type]
+    assert plan.diff(other).count(f"+{name}: ") == 1
+    fields = {field.name for field in dataclasses.fields(entries[name])}
+    assert fields == {field for row, asked in CHOICES if row == kind for field in asked}
+
+
+def test_equal_plans_differ_in_nothing() -> None:
+    assert small_plan().diff(small_plan()) == ""
