@@ -120,7 +120,8 @@ def _operator_line(operator: OperatorPlan) -> str:
     line += f" runs as {operator.implementation}" * (operator.implementation != DEFAULT_IMPLEMENTATION)
     line += " computed again" * operator.recompute
     line += f" and once more before {', '.join(operator.recompute_at)}" * bool(operator.recompute_at)
-    return line + _elsewhere("saved", operator.saved_on) + f" saved as {operator.saved_as}" * (operator.saved_as != WHOLE)
+    line += _elsewhere("saved", operator.saved_on)
+    return line + f" saved as {operator.saved_as}" * (operator.saved_as != WHOLE)
 
 
 def _shared(forward: Sequence[Layout | None], backward: Sequence[Layout | None]) -> str:
@@ -134,8 +135,8 @@ def _elsewhere(word: str, memory: str) -> str:
     return f" {word} on {memory}" * (memory != DEVICE)
 
 
-def _layouts(layouts: Sequence[Layout | None]) -> list[str]:
-    return ["-" if layout is None else format_layout(layout) for layout in layouts]
+def _layouts(layouts: Sequence[Layout | None]) -> list[list[str] | None]:
+    return [None if layout is None else format_layout(layout) for layout in layouts]
 
 
 def align(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
