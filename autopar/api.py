@@ -314,7 +314,7 @@ def plan(
     """The best plan of `model` for `cluster`, without processes, devices or weights; arguments as of `compile`.
 
     cluster: a Cluster, its description ("2x8 H100-SXM") or a file; default: this machine. with_baselines: whether
-    known plans are priced beside it; under `dims=` or `mesh=`, where none of them is taken, that is most of the time.
+    known plans are priced beside it; under `dims=` or `mesh=` none of them is taken.
     Raises ConfigurationError, CaptureError, InfeasibleError and UnsupportedOperatorError.
     """
     check_model(model)

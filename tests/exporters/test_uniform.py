@@ -230,7 +230,7 @@ def of_experts(way: str, **asked: Any) -> Plan:
     model, inputs = mixture("hits")
     found = autopar.plan(
         model, {name: each.repeat(2, 1) for name, each in inputs.items()}, cluster="4 cpu",
-        dims={"dp_shard": 2, "ep": 2}, ep=way, mode="fast", **asked,  # type: ignore[arg-type], with_baselines=False,
+        dims={"dp_shard": 2, "ep": 2}, ep=way, mode="fast", with_baselines=False, **asked,  # type: ignore[arg-type]
     )  # fmt: skip
     assert isinstance(found, Plan)
     return found
