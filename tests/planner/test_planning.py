@@ -20,7 +20,7 @@ from tests.planner.problems import Mlp, captured_mlp
 @pytest.mark.slow
 def test_gpt2_without_a_memory_limit_is_proven_optimal() -> None:
     model, inputs = workload("gpt2")
-    plan = autopar.plan(model, inputs, cluster="8 H100-SXM", mesh=(2, 4), memory_limit="1000GiB", with_baselines=False)
+    plan = autopar.plan(model, inputs, cluster="8 H100-SXM", mesh=(2, 4), memory_limit="1000GiB")
     assert plan.bound_seconds <= plan.objective_seconds * (1 + 1e-12)
     assert plan.gap <= ROUNDING
     assert plan.statistics["strategies"] > 1000

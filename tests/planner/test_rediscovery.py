@@ -177,7 +177,7 @@ def norms_of(plan: Plan) -> list[Layout]:
 @pytest.mark.slow
 def test_zero3_where_only_split_weights_fit() -> None:
     question = decoder_question(2048, 16, batch=64, seq=512, layers=2)
-    free = autopar.plan(*question, cluster="8 H100-SXM", mesh=(8,), memory_limit="1000GiB", with_baselines=False)
+    free = autopar.plan(*question, cluster="8 H100-SXM", mesh=(8,), memory_limit="1000GiB")
     weights = [name for name in free.parameters if "norm" not in name and "blocks" in name]
     hurried = next(b.predicted for b in free.baselines if b.name == "ZeRO-3" and b.predicted is not None)
     assert all(free.parameters[name].stored == (R,) for name in weights)
@@ -186,7 +186,7 @@ def test_zero3_where_only_split_weights_fit() -> None:
     zero3 = autopar.plan(*question, dims={"dp_shard": 8}, memory_limit=below, **whole, with_baselines=False)
     assert zero3.bucket_bytes is None
     limit = zero3.predicted.peak_bytes * MARGIN
-    tight = autopar.plan(*question, mesh=(8,), memory_limit=f"{limit / GIB}GiB", **whole, with_baselines=False)
+    tight = autopar.plan(*question, mesh=(8,), memory_limit=f"{limit / GIB}GiB", **whole)
     assert tight.predicted.peak_bytes <= limit
     assert all(tight.parameters[name].stored != (R,) for name in weights)
     products = [
