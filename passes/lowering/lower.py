@@ -20,7 +20,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from autopar._compat import LazyGraphModule
+from autopar._compat import Graph, LazyGraphModule
 from autopar.errors import PlanMismatchError
 from autopar.graphs.node_values import is_getitem
 from autopar.layouts.placement import Layout, format_layout, is_legal, replicated
@@ -60,7 +60,7 @@ class _Lowering:
     def __init__(self, program: Program, plan: Plan, rank: int) -> None:
         self._program = program
         self._plan = plan
-        self._graph = fx.Graph()
+        self._graph = Graph()
         self._emit = Emitter(self._graph, plan.mesh, rank)
         self._values = LocalValues(self._emit)
         self._several: dict[fx.Node, _Produced] = {}

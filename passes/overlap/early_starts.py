@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from torch import fx
 from torch.fx import GraphModule
 
-from autopar._compat import LazyGraphModule
+from autopar._compat import Graph, LazyGraphModule
 from autopar.graphs.collective_nodes import ALL_GATHER, CHUNK_OF, HOP, REDUCE_SCATTER, WAIT, describe, is_start
 from autopar.passes.overlap.bucket_collectives import in_buckets
 
@@ -57,7 +57,7 @@ def early_order(nodes: Sequence[fx.Node]) -> list[fx.Node]:
 
 def _in_order(order: list[fx.Node], output: fx.Node) -> fx.Graph:
     """A new graph of copies of the nodes in `order`, which returns what `output` returns."""
-    graph = fx.Graph()
+    graph = Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in order:
         copies[node] = graph.node_copy(node, copies.__getitem__)
