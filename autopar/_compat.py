@@ -106,7 +106,7 @@ class Graph(fx.Graph):
 
     def node_copy(self, node: fx.Node, arg_transform: Callable[[fx.Node], Any] = lambda x: x) -> fx.Node:
         """As torch's."""
-        args, kwargs = (fx.node.map_arg(each, arg_transform) for each in (node.args, node.kwargs))
+        args, kwargs = fx.node.map_arg(node.args, arg_transform), fx.node.map_arg(node.kwargs, arg_transform)
         copy = self.create_node(node.op, node.target, args, kwargs, node.name, node.type)
         copy.meta.update(node.meta)
         return copy
