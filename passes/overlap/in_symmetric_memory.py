@@ -152,7 +152,7 @@ def _readers(value: fx.Node) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node
     for user in sorted(value.users):
         if user.target is _MM and user.args[0] is value and user.args[1] is not value:
             products.append(user)
-        elif user.target in _SAME_ROWS and _shape(user)[-1:] == _shape(value)[-1:]:
+        elif user.target in _SAME_ROWS and _has_same_rows(user, value):
             behind = _readers(user)
             views.append(user)
             for mine, found in zip((products, views, others), behind, strict=True):
@@ -175,7 +175,7 @@ def _scattered(start: fx.Node, wait: fx.Node) -> SymmetricProduct | None:
     node = start.all_input_nodes[0]
     while node.target is not _MM:
         source = next(iter(node.all_input_nodes), None)
-        if source is None or len(node.users) != 1:
+        if source is None or len(node.users) != 1 or not _is_described(source):
             return None
         if node.target is pieces_first and rows is None:
             arguments: Any = node.args
@@ -194,7 +194,16 @@ def _scattered(start: fx.Node, wait: fx.Node) -> SymmetricProduct | None:
 def _keeps_rows(node: fx.Node, source: fx.Node) -> bool:
     if node.target is padded:
         return _shape(node) == _shape(source)
-    return node.target in _SAME_ROWS and _shape(node)[-1] == _shape(source)[-1]
+    return node.target in _SAME_ROWS and _has_same_rows(node, source)
+
+
+def _has_same_rows(node: fx.Node, source: fx.Node) -> bool:
+    return _is_described(node) and _shape(node)[-1:] == _shape(source)[-1:]
+
+
+def _is_described(node: fx.Node) -> bool:
+    """Not so for operands that `local_call.py` makes contiguous for kernels that ask for it, which no product reads."""
+    return "local_shape" in node.meta
 
 
 def _rows(cuts: Sequence[Cut], padded_shape: Sequence[int], whole: tuple[int, ...]) -> Rows | None:
