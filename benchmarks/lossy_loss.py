@@ -87,7 +87,7 @@ def trained(name: str, model: GPT, text: torch.Tensor, steps: int, draws: int) -
     )
     plan, part = in_forms(model, batch, plain.plan, name)
     module = autopar.compile(copy.deepcopy(model), batch, plan=plan)
-    forms = Counter(plan.saved_smaller.values())
+    forms = dict(Counter(plan.saved_smaller.values()))
     row = Row(name=name, loss=0.0, forms=forms, bytes=part)
     fewest = min((ROUNDED_BITS[form] for form in forms if form != MASK), default=0)
     if fewest and draws:

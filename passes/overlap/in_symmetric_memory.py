@@ -32,7 +32,7 @@ from torch import fx
 from torch.fx import GraphModule
 
 from autopar._compat import LazyGraphModule
-from autopar.graphs.collective_nodes import ALL_GATHER, REDUCE_SCATTER, describe, group_of, waits_of
+from autopar.graphs.collective_nodes import ALL_GATHER, REDUCE_SCATTER, Collectives, describe, group_of, waits_of
 from autopar.graphs.forward_backward import Partition
 from autopar.graphs.graph_copies import copied
 from autopar.ops.blocks import Cut, padded, pieces_first, pieces_joined, region
@@ -92,7 +92,7 @@ def multiply_in_symmetric_memory(graph_module: GraphModule, groups: Groups) -> G
 def in_symmetric_memory(source: fx.Graph, groups: Groups) -> fx.Graph:
     """As `multiply_in_symmetric_memory`, of a graph alone."""
     graph = copied(source)
-    for start in _candidates(list(graph.nodes)):
+    for start in _candidates(describe(list(graph.nodes))):
         if group_of(start) in groups.get(KINDS[start.target], ()):
             found = _found(start)
             if found is not None:
@@ -100,14 +100,14 @@ def in_symmetric_memory(source: fx.Graph, groups: Groups) -> fx.Graph:
     return graph
 
 
-def symmetric_products(nodes: Sequence[fx.Node]) -> list[SymmetricProduct]:
-    """What could run so, in the order of the collectives; a product between two of them is named with both."""
-    return [found for start in _candidates(nodes) if (found := _found(start)) is not None]
+def symmetric_products(collectives: Collectives) -> list[SymmetricProduct]:
+    """What could run so, in the order of the collectives of a graph; a product between two of them is named with both.
+    """
+    return [found for start in _candidates(collectives) if (found := _found(start)) is not None]
 
 
-def _candidates(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+def _candidates(collectives: Collectives) -> list[fx.Node]:
     """Gathers and scatters of activations; those of parameters and of their gradients travel in buckets."""
-    collectives = describe(nodes)
     return [
         start
         for start in collectives.starts
@@ -152,7 +152,7 @@ def _readers(value: fx.Node) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node
     for user in sorted(value.users):
         if user.target is _MM and user.args[0] is value and user.args[1] is not value:
             products.append(user)
-        elif user.target in _SAME_ROWS and _shape(user)[-1:] == _shape(value)[-1:]:
+        elif user.target in _SAME_ROWS and _has_same_rows(user, value):
             behind = _readers(user)
             views.append(user)
             for mine, found in zip((products, views, others), behind, strict=True):
@@ -175,7 +175,7 @@ def _scattered(start: fx.Node, wait: fx.Node) -> SymmetricProduct | None:
     node = start.all_input_nodes[0]
     while node.target is not _MM:
         source = next(iter(node.all_input_nodes), None)
-        if source is None or len(node.users) != 1:
+        if source is None or len(node.users) != 1 or not _is_described(source):
             return None
         if node.target is pieces_first and rows is None:
             arguments: Any = node.args
@@ -194,7 +194,16 @@ def _scattered(start: fx.Node, wait: fx.Node) -> SymmetricProduct | None:
 def _keeps_rows(node: fx.Node, source: fx.Node) -> bool:
     if node.target is padded:
         return _shape(node) == _shape(source)
-    return node.target in _SAME_ROWS and _shape(node)[-1] == _shape(source)[-1]
+    return node.target in _SAME_ROWS and _has_same_rows(node, source)
+
+
+def _has_same_rows(node: fx.Node, source: fx.Node) -> bool:
+    return _is_described(node) and _shape(node)[-1:] == _shape(source)[-1:]
+
+
+def _is_described(node: fx.Node) -> bool:
+    """Not so for operands that `local_call.py` makes contiguous for kernels that ask for it, which no product reads."""
+    return "local_shape" in node.meta
 
 
 def _rows(cuts: Sequence[Cut], padded_shape: Sequence[int], whole: tuple[int, ...]) -> Rows | None:

@@ -138,7 +138,7 @@ def _are_plain(shape: Sequence[int], shards: Sequence[Shard], ends: PairEnds, me
         numbers = [number for number, shard in enumerate(shards) if shard.dim == dim]
         if numbers:
             last = np.max([np.where(products[n] > 1, shards[n].split * products[n], 1) for n in numbers], axis=0)
-            plain &= size % (last * np.prod([products[number] for number in numbers], axis=0)) == 0
+            plain &= (size % last == 0) & (size % np.prod([products[number] for number in numbers], axis=0) == 0)
         for outer, inner in combinations(numbers, 2):
             touch = products[outer] * shards[outer].split >= shards[inner].split
             plain &= ~(touch & _nests(ends.cut == outer, ends.cut == inner, 1 in mesh_shape))

@@ -193,6 +193,16 @@ def test_meshes_of_so_many_axes_share_their_routes() -> None:
     assert (routes[0] == routes[2]).all()
 
 
+@pytest.mark.parametrize("shape", [(16, 4096), (64,), (64, 16, 128)], ids=str)
+def test_blocks_that_divide_evenly_take_general_routes(shape: tuple[int, ...]) -> None:
+    """As small a dim as there are devices, too; what general routes do not know costs a search of its own per pair."""
+    mesh = Mesh(("a", "b", "c"), (2, 2, 4))
+    whole = layouts(shape, mesh, (1,), ("sum",))
+    routes = Routes(mesh.shape)
+    assert routes.table(shape, whole, whole).size > 500
+    assert not routes._exact
+
+
 def test_a_target_without_a_layout_is_forbidden() -> None:
     prices = Prices(Cluster.parse("4 CPU"), Mesh(("a",), (4,)))
     table = prices.redistribution_table((8, 8), 256.0, [(R,), (Shard(0),)], [None, (Shard(0),)])
