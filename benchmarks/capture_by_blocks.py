@@ -116,7 +116,7 @@ def _seconds(model: nn.Module, batch: int, length: int) -> float:
 
 
 def _llama(layers: int, width: int, inner: int, heads: int) -> tuple[nn.Module, tuple[int, int]]:
-    config = transformers.LlamaConfig(  # type: ignore[call-arg]
+    config = transformers.LlamaConfig(
         hidden_size=width,
         intermediate_size=inner,
         num_attention_heads=heads,
@@ -125,7 +125,8 @@ def _llama(layers: int, width: int, inner: int, heads: int) -> tuple[nn.Module, 
         vocab_size=128256,
         max_position_embeddings=8192,
     )
-    return transformers.LlamaForCausalLM(config).to(torch.bfloat16).train(), (32, 8192)
+    model: nn.Module = transformers.LlamaForCausalLM(config)
+    return model.to(torch.bfloat16).train(), (32, 8192)
 
 
 def _gpt2() -> tuple[nn.Module, tuple[int, int]]:
