@@ -12,7 +12,7 @@ weight that is added to its total reads and writes that total.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,8 @@ class KernelPrices:
     product_dtype: str | None = None
     gradient_bytes: int = 0
     attention: AttentionKernel = "vendor"
+    _known: dict[tuple[object, ...], float] = field(init=False, repr=False, compare=False, default_factory=dict)
+    """What kernels of these sizes take: equal layers have equal kernels."""
 
     def seconds(self, nodes: Sequence[tuple[fx.Node, Traffic]], *, adds_gradient: bool = False) -> float:
         """Seconds of one kernel by its nodes (program order) and what each moves."""
@@ -71,15 +73,23 @@ class KernelPrices:
             flops = _flops(heavy, sizes)
             if adds_gradient and self.gradient_bytes and isinstance(sizes, ProductSizes):
                 sizes = replace(sizes, output_bytes=self.gradient_bytes, accumulates=True)
-        kind = operator_kind(first.target)
+        moved = sum(sum(local_bytes(node, traffic)) for node, traffic in nodes)
+        asked = (first.target, dtype_name(first), flops, moved)
+        key = (*asked, *_said(sizes))
+        if key not in self._known:
+            self._known[key] = self._of_sizes(*asked, sizes)
+        return self._known[key]
+
+    def _of_sizes(self, target: Any, dtype: str, flops: float, moved: float, sizes: Sizes | None) -> float:
+        kind = operator_kind(target)
         return float(
             operator_seconds(
                 self.device,
                 flops=flops,
-                bytes_moved=sum(sum(local_bytes(node, traffic)) for node, traffic in nodes),
-                dtype=self.product_dtype if self.product_dtype and kind == "matmul" else dtype_name(first),
+                bytes_moved=moved,
+                dtype=self.product_dtype if self.product_dtype and kind == "matmul" else dtype,
                 kind=kind,
-                operator=curve_name(first.target),
+                operator=curve_name(target),
                 sizes=sizes,
                 attention=self.attention,
             )
@@ -107,6 +117,12 @@ def local_sizes(node: fx.Node, kind: str) -> Sizes | None:
         return sizes
     pairs = _seen_pairs(node, Band.of(sizes.causal, window), sizes, kind)
     return sizes if pairs is None else replace(sizes, keys=pairs / np.asarray(sizes.queries), causal=False)
+
+
+def _said(sizes: Sizes | None) -> tuple[object, ...]:
+    """What sizes of one rank say, as numbers to look up by."""
+    said = [] if sizes is None else [getattr(sizes, each.name) for each in fields(sizes)]
+    return type(sizes), *(value if isinstance(value, str) else float(value) for value in said)
 
 
 def _seen_pairs(node: fx.Node, band: Band, sizes: AttentionSizes, kind: str) -> float | None:

@@ -23,8 +23,8 @@ from torch import fx
 from autopar.cost_models.pipeline_program import PassProgram
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction
 from autopar.cost_models.simulator import Action
-from autopar.graphs.collective_nodes import is_start, waits_of
-from autopar.graphs.copy_nodes import copy_direction, copy_waits_of
+from autopar.graphs.collective_nodes import WAIT
+from autopar.graphs.copy_nodes import WAIT_COPY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,30 +37,41 @@ class PassBytes:
 
 
 def wait_positions(nodes: Iterable[fx.Node]) -> dict[int, int]:
-    """Of every collective and copy of a graph's nodes: position of its start -> position of its first wait."""
-    place = {node: position for position, node in enumerate(nodes)}
-    waits = {node: waits_of(node) for node in place if is_start(node)}
-    waits |= {node: copy_waits_of(node) for node in place if copy_direction(node) is not None}
-    return {place[start]: min((place[wait] for wait in found), default=place[start]) for start, found in waits.items()}
+    """Of every collective and copy of a graph's nodes that is awaited: position of its start -> of its first wait."""
+    place: dict[fx.Node, int] = {}
+    waits: dict[int, int] = {}
+    for position, node in enumerate(nodes):
+        place[node] = position
+        if node.target is WAIT or node.target is WAIT_COPY:
+            waits.setdefault(place[node.all_input_nodes[0]], position)
+    return waits
 
 
-def issued(actions: Sequence[ProgramAction], waits: Mapping[int, int]) -> list[Action]:
+def issued(
+    actions: Sequence[ProgramAction], waits: Mapping[int, int], positions: Iterable[int] | None = None
+) -> list[Action]:
     """The actions of one pass, in program order, each behind what it has to wait for; an action without length at the
     end waits for the rest. waits: of `wait_positions`; a collective that it does not name is awaited at once. What a
-    collective takes of the processor stands between the kernels."""
-    return _issued(actions, waits)[0]
+    collective takes of the processor stands between the kernels. positions: of the actions, where they stand in another
+    order than that of their graph."""
+    return _issued(actions, waits, positions)[0]
 
 
-def _issued(actions: Sequence[ProgramAction], waits: Mapping[int, int]) -> tuple[list[Action], list[int]]:
+def _issued(
+    actions: Sequence[ProgramAction], waits: Mapping[int, int], positions: Iterable[int] | None = None
+) -> tuple[list[Action], list[int]]:
     """The actions, and where kernels and the last wait are among them."""
+    if positions is None:
+        positions = [action.position for action in actions]
     found: list[Action] = []
     kernels: list[int] = []
     flying: list[tuple[int, int]] = []
     last: tuple[int, ...] = ()
     landed: list[int] = []
-    for action in actions:
-        landed += [index for wait, index in flying if wait < action.position]
-        flying = [(wait, index) for wait, index in flying if wait >= action.position]
+    for action, position in zip(actions, positions, strict=True):
+        if flying:
+            landed += [index for wait, index in flying if wait < position]
+            flying = [(wait, index) for wait, index in flying if wait >= position]
         depends_on = (*last, *landed)
         is_kernel = action.stream == COMPUTE
         name = f"{action.name}: {action.kind}"
@@ -71,7 +82,7 @@ def _issued(actions: Sequence[ProgramAction], waits: Mapping[int, int]) -> tuple
             if action.host_seconds:
                 found.append(Action(f"{name}, host", COMPUTE, action.host_seconds, depends_on))
                 last, landed, depends_on = (len(found) - 1,), [], (len(found) - 1,)
-            flying.append((waits.get(action.position, action.position), len(found)))
+            flying.append((waits.get(position, position), len(found)))
         seconds = action.seconds - action.host_seconds
         found.append(Action(name, action.stream, seconds, depends_on, communication=not is_kernel))
     left = (*landed, *(index for _, index in flying))

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar._compat import Graph
 from autopar.cost_models.collective_costs import collective_seconds
 from autopar.cost_models.kernel_seconds import KernelPrices
 from autopar.cost_models.operator_costs import operator_seconds
@@ -61,7 +62,7 @@ def _memory_seconds(nbytes: float, dtype: torch.dtype, cluster: Cluster) -> floa
 
 def _product_seconds(rows: int, inner: int, width: int, dtype: torch.dtype, prices: KernelPrices) -> float:
     """Of one part with one weight: as the product by itself."""
-    graph = fx.Graph()
+    graph = Graph()
     operands = [_given(graph, shape, dtype) for shape in ((rows, inner), (inner, width))]
     product = graph.call_function(torch.ops.aten.mm.default, tuple(operands))
     product.meta["val"] = torch.empty((rows, width), dtype=dtype, device="meta")

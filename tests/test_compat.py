@@ -197,3 +197,36 @@ def test_a_strided_shard_cuts_what_lies_in_an_order() -> None:
         _compat.StridedShard(0, split_factor=1 << 40)._split_tensor(whole, 2)
     plain = _compat.StridedShard(0, split_factor=2)._split_tensor
     assert [block.tolist() for block in plain(whole, 2)[0]] == [[0, 2], [1, 3]]
+
+
+def _written(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """Calls of every form, one of them erased, and a copy of the rest."""
+    x = graph.placeholder("x")
+    x.meta["kept"] = {"in": "copies"}
+    first = graph.call_function(torch.add, (x, x), {"alpha": 2})
+    graph.erase_node(graph.call_function(torch.add, (first, 1)))
+    parts = graph.call_function(torch.cat, ([first, x, (1, slice(x, None))],), {"dim": 0})
+    graph.output((parts, graph.call_function(torch.add, (first, parts))))
+    result = type(graph)()
+    result.output(result.graph_copy(graph, {}))
+    return result
+
+
+def test_our_graph_writes_what_that_of_torch_writes() -> None:
+    ours, plain = _written(_compat.Graph()), _written(torch.fx.Graph())
+    for graph in (ours, plain):
+        graph.lint()
+        graph.create_node("call_function", torch.add, (1, 2))
+    said = [[(str(n.__getstate__()["_input_nodes"]), str(n.users), n.format_node(), n.meta) for n in g.nodes]
+            for g in (ours, plain)]  # fmt: skip
+    assert said[0] == said[1]
+    assert [type(n.args) for n in ours.nodes] == [type(n.args) for n in plain.nodes]
+    assert ours.find_nodes(op="call_function", target=torch.add) == [n for n in ours.nodes if n.target is torch.add]
+
+
+def test_a_copied_node_has_meta_of_its_own() -> None:
+    graph = _compat.Graph()
+    x = graph.placeholder("x")
+    copy = graph.node_copy(x)
+    copy.meta["phase"] = "backward"
+    assert "phase" not in x.meta

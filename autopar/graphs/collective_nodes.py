@@ -116,20 +116,17 @@ class Collectives:
 def describe(nodes: Sequence[fx.Node]) -> Collectives:
     """Read the collectives of a graph's nodes, which may be in any order."""
     operands_first = list(sorted_nodes(nodes))
+    starting = {node for node in operands_first if is_start(node)}
     late: set[fx.Node] = set()
     level: dict[fx.Node, int] = {}
     for node in operands_first:
-        deepest = max((level.get(operand, 0) for operand in node.all_input_nodes), default=0)
-        if is_start(node):
-            level[node] = deepest
-        elif node.target is WAIT:
-            level[node] = deepest + 1
-            late.add(node)
-        elif node.target in _LIGHT or node.target is _ADD_TO_TOTAL:
-            level[node] = deepest
-            if any(operand in late for operand in node.all_input_nodes):
+        starts_one, waits = node in starting, node.target is WAIT
+        if starts_one or waits or node.target in _LIGHT or node.target is _ADD_TO_TOTAL:
+            operands = node.all_input_nodes
+            level[node] = max((level.get(operand, 0) for operand in operands), default=0) + waits
+            if waits or (not starts_one and not late.isdisjoint(operands)):
                 late.add(node)
-    starts = tuple(node for node in nodes if is_start(node))
+    starts = tuple(node for node in nodes if node in starting)
     ways = {start: list(_way_into(start)) for start in starts}
     return Collectives(
         starts=starts,
@@ -137,7 +134,7 @@ def describe(nodes: Sequence[fx.Node]) -> Collectives:
         waits_into={start: tuple(node for node in way if node.target is WAIT) for start, way in ways.items()},
         makers={start: tuple(node for node in way if node.target is not WAIT) for start, way in ways.items()},
         level={start: level[start] for start in starts},
-        returned=_only_returned(operands_first, late),
+        returned=_only_returned(operands_first, late | starting) & starting,
     )
 
 
@@ -145,7 +142,7 @@ def sorted_nodes(nodes: Sequence[fx.Node]) -> Iterator[fx.Node]:
     """The nodes with operands first, else in their order."""
     done: set[fx.Node] = set()
     for node in nodes:
-        stack = [node]
+        stack = [] if node in done else [node]
         while stack:
             current = stack[-1]
             missing = [operand for operand in current.all_input_nodes if operand not in done]
@@ -170,10 +167,11 @@ def _way_into(start: fx.Node) -> Iterator[fx.Node]:
             yield node
 
 
-def _only_returned(operands_first: Sequence[fx.Node], late: set[fx.Node]) -> frozenset[fx.Node]:
-    """Starts and late nodes that nothing but the output reads, by way of further starts and late nodes."""
+def _only_returned(operands_first: Sequence[fx.Node], passing: set[fx.Node]) -> frozenset[fx.Node]:
+    """Of the nodes that pass values on, starts and late ones, those that nothing but the output reads, by way of others
+    of them."""
     found: set[fx.Node] = set()
     for node in reversed(operands_first):
-        if (node in late or is_start(node)) and all(user.op == "output" or user in found for user in node.users):
+        if node in passing and all(user.op == "output" or user in found for user in node.users):
             found.add(node)
-    return frozenset(node for node in found if is_start(node))
+    return frozenset(found)

@@ -29,8 +29,3 @@ _DIRECTIONS: dict[object, Direction] = {COPY_TO_HOST: "to_host", COPY_FROM_HOST:
 def copy_direction(node: fx.Node) -> Direction | None:
     """Where to the copy goes that a node starts; None for any other node."""
     return _DIRECTIONS.get(node.target)
-
-
-def copy_waits_of(start: fx.Node) -> list[fx.Node]:
-    """The waits for the copy that `start` starts."""
-    return [user for user in start.users if user.target is WAIT_COPY and user.args[0] is start]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from torch import fx
 
+from autopar._compat import Graph
+
 
 def copied(graph: fx.Graph) -> fx.Graph:
     """The same nodes, in their order and with their names, outputs included."""
-    result = fx.Graph()
+    result = Graph()
     result.output(result.graph_copy(graph, {}))
     return result

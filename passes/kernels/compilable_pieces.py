@@ -19,7 +19,7 @@ from itertools import groupby
 import torch
 from torch import fx
 
-from autopar._compat import LazyGraphModule
+from autopar._compat import Graph, LazyGraphModule
 from autopar.graphs.copy_nodes import HOST_COPIES
 from autopar.graphs.kernel_groups import launches_kernel, passes_through
 from autopar.graphs.node_values import VARYING
@@ -142,7 +142,7 @@ def _bases(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _graph_of(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> fx.Graph:
-    graph = fx.Graph()
+    graph = Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in inputs:
         copies[node] = graph.placeholder(node.name)

@@ -59,14 +59,30 @@ def refuse_unknown_names(plan: Plan, program: Program) -> None:
     order_of_parameters(plan, program)
 
 
-def operator_plan(plan: Plan, node: fx.Node) -> OperatorPlan:
-    """The entry of `node`, checked. Raises PlanMismatchError naming the operator and what does not fit."""
+class OperatorPlans:
+    """The entries of a plan, checked operator by operator; equal calls with equal entries, as layers have, once."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._fitting: set[tuple[object, ...]] = set()
+
+    def of(self, node: fx.Node) -> OperatorPlan:
+        """The entry of `node`. Raises PlanMismatchError naming the operator and what does not fit."""
+        name = node.meta["operator"]
+        entry = self._plan.operators.get(name)
+        if entry is None:
+            raise PlanMismatchError(
+                f"the plan has no entry for {name} ({node.target}); it was made for another graph: plan again"
+            )
+        checked = (call_of(node), entry.implementation, entry.axes, entry.inputs, entry.outputs)
+        if checked not in self._fitting:
+            _check(self._plan, node, entry)
+            self._fitting.add(checked)
+        return entry
+
+
+def _check(plan: Plan, node: fx.Node, entry: OperatorPlan) -> None:
     name = node.meta["operator"]
-    entry = plan.operators.get(name)
-    if entry is None:
-        raise PlanMismatchError(
-            f"the plan has no entry for {name} ({node.target}); it was made for another graph: plan again"
-        )
     shapes = [tuple(operand.meta["val"].shape) for operand in tensor_operands(node)]
     outputs = output_shapes(node)
     _check_counts(name, entry, shapes, outputs, plan.mesh)
@@ -78,7 +94,6 @@ def operator_plan(plan: Plan, node: fx.Node) -> OperatorPlan:
                     f"{plan.mesh.shape}; edit the plan or plan again"
                 )
     _check_rule(name, _rule(name, node, entry), entry, shapes, outputs, plan.mesh)
-    return entry
 
 
 def _rule(name: str, node: fx.Node, entry: OperatorPlan) -> Rule | None:

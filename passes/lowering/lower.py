@@ -20,12 +20,12 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from autopar._compat import LazyGraphModule
+from autopar._compat import Graph, LazyGraphModule
 from autopar.errors import PlanMismatchError
 from autopar.graphs.node_values import is_getitem
 from autopar.layouts.placement import Layout, format_layout, is_legal, replicated
 from autopar.passes.emitter import Emitter
-from autopar.passes.lowering.check_plan import operator_plan, output_shapes
+from autopar.passes.lowering.check_plan import OperatorPlans, output_shapes
 from autopar.passes.lowering.local_call import LocalContext, emit_local_call
 from autopar.passes.lowering.local_values import LocalValue, LocalValues
 from autopar.passes.random_operators import SEED, is_random
@@ -60,7 +60,8 @@ class _Lowering:
     def __init__(self, program: Program, plan: Plan, rank: int) -> None:
         self._program = program
         self._plan = plan
-        self._graph = fx.Graph()
+        self._operators = OperatorPlans(plan)
+        self._graph = Graph()
         self._emit = Emitter(self._graph, plan.mesh, rank)
         self._values = LocalValues(self._emit)
         self._several: dict[fx.Node, _Produced] = {}
@@ -143,7 +144,7 @@ class _Lowering:
         if is_getitem(node):
             self._output_of_several(node)
             return
-        entry, phase = operator_plan(self._plan, node), node.meta["phase"]
+        entry, phase = self._operators.of(node), node.meta["phase"]
         wanted = iter(entry.inputs)
         local = [self._values.get(operand, next(wanted), phase) for operand in tensor_operands(node)]
         args, kwargs = _with_operands(node, local)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar._compat import LazyGraphModule
+from autopar._compat import Graph, LazyGraphModule
 from autopar.graphs.forward_backward import Partition
 from autopar.graphs.graph_copies import copied
 from autopar.graphs.node_values import node_bytes
@@ -111,7 +111,7 @@ def joined_bytes(micro: MicroProgram, lowered: Program) -> float:
 
 def _returning(graph_module: fx.GraphModule, results: Sequence[Any]) -> fx.GraphModule:
     """A copy that returns `results` only; all placeholders stay."""
-    graph = fx.Graph()
+    graph = Graph()
     copies: dict[fx.Node, fx.Node] = {}
     graph.graph_copy(graph_module.graph, copies)
     graph.output(tuple(copies[value] if isinstance(value, fx.Node) else value for value in results))
@@ -125,7 +125,7 @@ def adding_to_totals(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tupl
     counted with the states of its parameter."""
     if not any(isinstance(value, fx.Node) for value in returned_values(graph_module.graph)):
         return graph_module, ()  # everything is frozen
-    graph = fx.Graph()
+    graph = Graph()
     copies: dict[fx.Node, fx.Node] = {}
     graph.graph_copy(graph_module.graph, copies)
     gradients = [

@@ -32,7 +32,7 @@ class Observer:
 
     def __init__(self, stage: LoweredStage) -> None:
         self._folder, self._checks = os.environ.get(DUMP_VARIABLE), is_checked()
-        self._seen = _marks(stage)
+        self._seen = _marks(stage) if self._checks else {}
 
     def look(self, stage: LoweredStage, number: int, name: str) -> None:
         """number, name: of the pass that has run."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import fx
 
-from autopar._compat import LazyGraphModule
+from autopar._compat import Graph, LazyGraphModule
 from autopar.graphs.forward_backward import Partition, SavedTensor
 from autopar.graphs.node_values import VIEWS, is_backward, is_getitem, node_bytes
 from autopar.passes.lowering.saved_values import SavedValues
@@ -57,7 +57,7 @@ def split_forward_backward(
 
 
 def _forward_graph(program: Program, inputs: list[fx.Node], results: list[Any]) -> fx.GraphModule:
-    graph = fx.Graph()
+    graph = Graph()
     made = {node: graph.node_copy(node) for node in inputs}
     needed = _reached_from(results)
     late = [node for node in needed if is_backward(node)]
@@ -87,7 +87,7 @@ def _backward_graph(
     gradients: list[Any],
     recompute_at: Mapping[str, Collection[str]],
 ) -> fx.GraphModule:
-    graph = fx.Graph()
+    graph = Graph()
     made: dict[fx.Node, fx.Node] = {}
     for node in values.saved:
         made[node] = graph.placeholder(node.name)

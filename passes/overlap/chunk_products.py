@@ -30,7 +30,7 @@ from torch import fx
 from torch.fx import GraphModule
 
 from autopar._compat import LazyGraphModule
-from autopar.graphs.collective_nodes import ALL_GATHER, CHUNK_OF, REDUCTIONS, describe, waits_of
+from autopar.graphs.collective_nodes import ALL_GATHER, CHUNK_OF, REDUCTIONS, Collectives, describe, waits_of
 from autopar.graphs.graph_copies import copied
 from autopar.ops.blocks import Cut, keeps_order, padded, pieces_first, pieces_joined
 from autopar.ops.row_chunks import row_chunk, rows_joined
@@ -81,7 +81,7 @@ def in_chunks(source: fx.Graph, chunks: Mapping[str, int]) -> fx.Graph:
     """As `chunk_products`, of a graph alone."""
     graph = copied(source)
     cut: set[fx.Node] = set()
-    for found in list(chunked_products(list(graph.nodes))):
+    for found in list(chunked_products(describe(list(graph.nodes)))):
         count = chunks.get(found.kind, 1)
         if count > 1 and found.product not in cut and found.divides(count):
             _Writer(graph, found, count).write()
@@ -89,9 +89,8 @@ def in_chunks(source: fx.Graph, chunks: Mapping[str, int]) -> fx.Graph:
     return graph
 
 
-def chunked_products(nodes: Sequence[fx.Node]) -> Iterator[ChunkedProduct]:
-    """The products that can be cut, in the order of their collectives."""
-    collectives = describe(nodes)
+def chunked_products(collectives: Collectives) -> Iterator[ChunkedProduct]:
+    """The products beside the collectives of a graph that can be cut, in the order of these."""
     for start in collectives.starts:
         if start.target not in KINDS or len(start.users) != 1 or not (waits := waits_of(start)):
             continue

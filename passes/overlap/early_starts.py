@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from torch import fx
 from torch.fx import GraphModule
 
-from autopar._compat import LazyGraphModule
+from autopar._compat import Graph, LazyGraphModule
 from autopar.graphs.collective_nodes import ALL_GATHER, CHUNK_OF, HOP, REDUCE_SCATTER, WAIT, describe, is_start
 from autopar.passes.overlap.bucket_collectives import in_buckets
 
@@ -57,7 +57,7 @@ def early_order(nodes: Sequence[fx.Node]) -> list[fx.Node]:
 
 def _in_order(order: list[fx.Node], output: fx.Node) -> fx.Graph:
     """A new graph of copies of the nodes in `order`, which returns what `output` returns."""
-    graph = fx.Graph()
+    graph = Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in order:
         copies[node] = graph.node_copy(node, copies.__getitem__)
@@ -98,7 +98,7 @@ class _LateOrder:
         return self._is_second(node)
 
     def _is_second(self, node: fx.Node) -> bool:
-        return is_start(node) and self.collectives.is_last_reduction(node) and self.collectives.level[node] > 0
+        return self.collectives.level.get(node, 0) > 0 and self.collectives.is_last_reduction(node)
 
     def _before(self, node: fx.Node) -> None:
         """Called in front of a node whose operands are placed."""
@@ -108,6 +108,8 @@ class _LateOrder:
 
     def _need(self, node: fx.Node) -> None:
         """Place a node now, behind those of its operands that are not placed yet."""
+        if node in self._placed:
+            return
         stack = [node]
         while stack:
             current = stack[-1]
@@ -149,7 +151,7 @@ class _EarlyOrder(_LateOrder):
             self._need(start)
 
     def _comes_by_itself(self, node: fx.Node) -> bool:
-        return is_start(node) and HOP not in node.meta
+        return node in self.collectives.level and HOP not in node.meta
 
     def _before(self, node: fx.Node) -> None:
         bounded = node.target is REDUCE_SCATTER or node in self._leads

@@ -32,7 +32,7 @@ from torch import fx
 from torch.fx import GraphModule
 
 from autopar._compat import LazyGraphModule
-from autopar.graphs.collective_nodes import ALL_GATHER, REDUCE_SCATTER, describe, group_of, waits_of
+from autopar.graphs.collective_nodes import ALL_GATHER, REDUCE_SCATTER, Collectives, describe, group_of, waits_of
 from autopar.graphs.forward_backward import Partition
 from autopar.graphs.graph_copies import copied
 from autopar.ops.blocks import Cut, padded, pieces_first, pieces_joined, region
@@ -92,7 +92,7 @@ def multiply_in_symmetric_memory(graph_module: GraphModule, groups: Groups) -> G
 def in_symmetric_memory(source: fx.Graph, groups: Groups) -> fx.Graph:
     """As `multiply_in_symmetric_memory`, of a graph alone."""
     graph = copied(source)
-    for start in _candidates(list(graph.nodes)):
+    for start in _candidates(describe(list(graph.nodes))):
         if group_of(start) in groups.get(KINDS[start.target], ()):
             found = _found(start)
             if found is not None:
@@ -100,14 +100,14 @@ def in_symmetric_memory(source: fx.Graph, groups: Groups) -> fx.Graph:
     return graph
 
 
-def symmetric_products(nodes: Sequence[fx.Node]) -> list[SymmetricProduct]:
-    """What could run so, in the order of the collectives; a product between two of them is named with both."""
-    return [found for start in _candidates(nodes) if (found := _found(start)) is not None]
+def symmetric_products(collectives: Collectives) -> list[SymmetricProduct]:
+    """What could run so, in the order of the collectives of a graph; a product between two of them is named with both.
+    """
+    return [found for start in _candidates(collectives) if (found := _found(start)) is not None]
 
 
-def _candidates(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+def _candidates(collectives: Collectives) -> list[fx.Node]:
     """Gathers and scatters of activations; those of parameters and of their gradients travel in buckets."""
-    collectives = describe(nodes)
     return [
         start
         for start in collectives.starts

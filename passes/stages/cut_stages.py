@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import fx
 
-from autopar._compat import LazyGraphModule
+from autopar._compat import Graph, LazyGraphModule
 from autopar.errors import PlanMismatchError
 from autopar.graphs.node_values import is_backward
 from autopar.passes.stages.place_stages import PlacedProgram, base_of, place_stages
@@ -180,7 +180,7 @@ class _Cutting:
     def _program(
         self, stage: int, part: _Part, results: list[tuple[tuple[fx.Node, ...], Output]], crossings: Sequence[Crossing]
     ) -> Program:
-        graph = fx.Graph()
+        graph = Graph()
         made: dict[fx.Node, fx.Node] = {}
         inputs: list[Input] = []
         plain = [node for node in part.inputs if self.meanings[node].role != "tangent"]
@@ -238,7 +238,7 @@ class _Cutting:
         if not pairs:
             return None
         part = self._part(self.last, [(node,) for node, _ in pairs])
-        graph = fx.Graph()
+        graph = Graph()
         made: dict[fx.Node, fx.Node] = {}
         needed = _reached([node for node, _ in pairs])
         inputs = [node for node in part.inputs if node in needed]

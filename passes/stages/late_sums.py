@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar._compat import LazyGraphModule
+from autopar._compat import Graph, LazyGraphModule
 from autopar.program import returned_values
 
 _ALL_REDUCE = torch.ops._c10d_functional.all_reduce.default
@@ -58,7 +58,7 @@ def cut_late_sums(graph_module: fx.GraphModule, first: int = 0, *, growing: bool
 def last_backward(backward: fx.GraphModule, late: CutGraph, totals: Sequence[int]) -> fx.GraphModule:
     """`backward`, which adds to totals, with the sums of `late` behind them: it returns the complete gradients, in the
     order of `totals`. What it takes and returns of them states its shape: a total ends where it is summed."""
-    graph = fx.Graph()
+    graph = Graph()
     copies: dict[fx.Node, fx.Node] = {}
     returned = graph.graph_copy(backward.graph, copies)
     assert isinstance(returned, tuple | list)
@@ -102,7 +102,7 @@ def _reducing_chain(gradient: Any, growing: bool) -> list[fx.Node]:
 
 
 def _without(graph_module: fx.GraphModule, chains: Mapping[int, list[fx.Node]]) -> fx.GraphModule:
-    graph = fx.Graph()
+    graph = Graph()
     copies: dict[fx.Node, fx.Node] = {}
     gradients = graph.graph_copy(graph_module.graph, copies)
     assert isinstance(gradients, tuple | list)
@@ -115,7 +115,7 @@ def _without(graph_module: fx.GraphModule, chains: Mapping[int, list[fx.Node]]) 
 
 
 def _only(graph_module: fx.GraphModule, chains: Mapping[int, list[fx.Node]]) -> fx.GraphModule:
-    graph = fx.Graph()
+    graph = Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for position, chain in chains.items():
         source = chain[0].all_input_nodes[0]

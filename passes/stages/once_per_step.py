@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from autopar._compat import LazyGraphModule
+from autopar._compat import Graph, LazyGraphModule
 from autopar.graphs.forward_backward import Partition
 from autopar.passes.random_operators import is_random
 from autopar.program import returned_values
@@ -67,7 +67,7 @@ def prepare_parameters(partition: Partition, but: Collection[str] = ()) -> Prepa
 def first_forward(forward: fx.GraphModule, prepared: Prepared) -> fx.GraphModule:
     """`forward`, which takes what is prepared, with `prepare` in it: it makes each value where it first reads it, those
     that only backward reads at the end, and returns them all behind its own results."""
-    graph = fx.Graph()
+    graph = Graph()
     made: dict[fx.Node, fx.Node] = {}
     taken = forward.graph.find_nodes(op="placeholder")
     own = len(taken) - len(prepared.of_forward)
@@ -144,7 +144,7 @@ def _taken_out(graph_module: fx.GraphModule, keys: _Keys) -> list[fx.Node]:
 
 def _without(graph_module: fx.GraphModule, taken_out: list[fx.Node], keys: _Keys) -> fx.GraphModule:
     """The graph with placeholders for what is taken out, behind the others."""
-    graph = fx.Graph()
+    graph = Graph()
     made = {node: graph.node_copy(node) for node in graph_module.graph.find_nodes(op="placeholder")}
     for node in taken_out:
         made[node] = graph.placeholder(f"{PREPARED}{node.name}")
@@ -157,7 +157,7 @@ def _without(graph_module: fx.GraphModule, taken_out: list[fx.Node], keys: _Keys
 
 
 def _preparing(wanted: list[Hashable], keys: _Keys, partition: Partition) -> tuple[fx.GraphModule, tuple[str, ...]]:
-    graph = fx.Graph()
+    graph = Graph()
     placeholders = {
         node.name: graph.node_copy(node)
         for node in partition.forward.graph.find_nodes(op="placeholder")

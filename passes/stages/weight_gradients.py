@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar._compat import LazyGraphModule
+from autopar._compat import Graph, LazyGraphModule
 from autopar.graphs.node_values import is_getitem
 from autopar.passes.tidy.split_convolutions import split_convolutions
 from autopar.program import returned_values
@@ -86,7 +86,7 @@ def _copy(
     kept: Sequence[fx.Node],
 ) -> fx.GraphModule:
     """Backward without some calls: returns what is sent and what is kept, and adds the rest to totals."""
-    graph = fx.Graph()
+    graph = Graph()
     made: dict[fx.Node, fx.Node] = {}
     for node in backward.graph.nodes:
         if node.op == "placeholder" or (node.op == "call_function" and node not in (without or ())):
@@ -104,7 +104,7 @@ def _weights(
     totals: Sequence[int],
     kept: Sequence[fx.Node],
 ) -> fx.GraphModule:
-    graph = fx.Graph()
+    graph = Graph()
     made: dict[fx.Node, fx.Node] = {}
     for node in kept:
         made[node] = graph.placeholder(node.name)

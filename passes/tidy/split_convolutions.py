@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar._compat import LazyGraphModule
+from autopar._compat import Graph, LazyGraphModule
 
 _BACKWARD = torch.ops.aten.convolution_backward.default
 _MASK = 10
@@ -25,7 +25,7 @@ _MASK = 10
 
 def split_convolutions(graph_module: fx.GraphModule) -> fx.GraphModule:
     """A copy of a backward graph in which every gradient of a convolution has a call of its own."""
-    graph = fx.Graph()
+    graph = Graph()
     made: dict[fx.Node, fx.Node] = {}
     alone: dict[fx.Node, list[fx.Node]] = {}
     for node in graph_module.graph.nodes:

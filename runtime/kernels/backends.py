@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from torch import fx
 
-from autopar._compat import LazyGraphModule
+from autopar._compat import Graph, LazyGraphModule
 from autopar.errors import ConfigurationError
 from autopar.graphs.graph_copies import copied
 from autopar.runtime.collectives.host_graphs import use_host_collectives
@@ -52,7 +52,7 @@ def boxed(graph_module: fx.GraphModule) -> fx.GraphModule:
 
     def forward(self, x, w): return x @ w    -->    def forward(self, arguments): x = arguments.pop(0); w = ...
     """
-    graph = fx.Graph()
+    graph = Graph()
     arguments = graph.placeholder("arguments")
     copies: dict[fx.Node, fx.Node] = {}
     for node in graph_module.graph.find_nodes(op="placeholder"):

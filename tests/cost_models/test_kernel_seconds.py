@@ -66,6 +66,17 @@ def test_a_fused_kernel_moves_its_bytes_once() -> None:
     assert single - fused == pytest.approx(saved / A100.memory_bytes_per_second, rel=0.25)
 
 
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_kernels_of_other_sizes_have_prices_of_their_own(backend: str) -> None:
+    prices = KernelPrices(device=A100)
+    for rows in (256, 4096, 256):
+        alone = actions(linear_gelu(rows), backend, KernelPrices(device=A100))
+        assert actions(linear_gelu(rows), backend, prices) == alone
+    other = replace(prices, product_dtype="float8_e4m3fn")
+    fresh = KernelPrices(device=A100, product_dtype="float8_e4m3fn")
+    assert actions(linear_gelu(4096), backend, other) == actions(linear_gelu(4096), backend, fresh)
+
+
 def test_sizes_of_a_product_are_those_of_its_operands() -> None:
     graph = linear_gelu(256)
     actions(graph, "eager")  # describes the values

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction
-from autopar.cost_models.program_timeline import PassBytes, issued, pass_program
+from autopar.cost_models.program_timeline import PassBytes, issued, pass_program, wait_positions
 from autopar.cost_models.simulator import Timeline, simulate
+from tests.graphs.test_copy_nodes import offloaded
 
 
 def action(position: int, seconds: float, stream: str = COMPUTE) -> ProgramAction:
@@ -65,3 +66,14 @@ def test_the_peak_is_that_of_the_live_ranges_however_collectives_run(
     timeline = simulate(pass_program(mine, held, waits).actions)
     assert timeline.peak_bytes() == 16.0  # beyond the 4 bytes that were there before
     assert timeline.memory_over_time()[-1][1] == 2.0
+
+
+def test_actions_in_another_order_are_issued_by_the_positions_given() -> None:
+    moved = [replace(one, position=2 * one.position + 1) for one in PASS]
+    assert issued(PASS, {3: 7}, [one.position for one in moved]) == issued(moved, {3: 7}) != issued(PASS, {3: 7})
+
+
+def test_a_copy_is_awaited_where_its_own_wait_stands() -> None:
+    forward, backward = offloaded().graphs
+    assert wait_positions(forward.graph.nodes) == {2: 4}  # x y leaving loss parked: the wait reads y, too
+    assert wait_positions(backward.graph.nodes) == {1: 2}

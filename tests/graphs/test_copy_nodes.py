@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.graphs.copy_nodes import COPY_FROM_HOST, COPY_TO_HOST, WAIT_COPY, copy_direction, copy_waits_of
+from autopar.graphs.copy_nodes import COPY_FROM_HOST, COPY_TO_HOST, WAIT_COPY, copy_direction
 from autopar.graphs.forward_backward import Partition, SavedTensor
 from autopar.graphs.kernel_groups import launches_kernel
 from autopar.graphs.live_ranges import LiveRange, host_memory_events, memory_events
@@ -58,12 +58,10 @@ def test_what_leaves_lives_on_the_device_until_its_wait_and_on_the_host_until_it
     assert host_memory_events(offloaded()) == [LiveRange("leaving", 100, 2, 8)]
 
 
-def test_a_wait_belongs_to_the_copy_that_it_waits_for() -> None:
+def test_starts_of_copies_say_where_they_go() -> None:
     partition = offloaded()
     assert partition.backward is not None
     nodes = {node.name: node for graph in (partition.forward, partition.backward) for node in graph.graph.nodes}
-    assert copy_waits_of(nodes["leaving"]) == [nodes["parked"]]
-    assert copy_waits_of(nodes["y"]) == []  # a wait reads it, too, and does not wait for it
     assert [copy_direction(nodes[name]) for name in ("leaving", "coming", "loss")] == ["to_host", "from_host", None]
 
 

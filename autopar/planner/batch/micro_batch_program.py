@@ -16,7 +16,7 @@ from typing import Protocol
 
 from torch import fx
 
-from autopar._compat import LazyGraphModule
+from autopar._compat import Graph, LazyGraphModule
 from autopar.capture.family import aligned
 from autopar.errors import CaptureError, PlanMismatchError
 from autopar.graphs.expert_capacity import with_expert_capacity
@@ -162,7 +162,7 @@ def _with_statistics(part: Program, statistics: list[fx.Node]) -> Program:
 
     n = sum(keep); loss = s / n    -->    n = sum(keep); loss = s / n_of_the_whole; return ..., n
     """
-    graph = fx.Graph()
+    graph = Graph()
     copies: dict[fx.Node, fx.Node] = {}
     returned = list(graph.graph_copy(part.graph, copies))  # type: ignore[arg-type]
     inputs: list[Input] = list(part.inputs)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -30,15 +30,12 @@ from autopar.cost_models.program_costs import (
     ProgramAction,
     collective_action,
     collective_of,
-    host_copy_action,
     program_actions,
     symmetric_actions,
 )
 from autopar.cost_models.program_timeline import issued, wait_positions
 from autopar.cost_models.simulator import Interference, Timeline, simulate
 from autopar.graphs.collective_nodes import describe
-from autopar.graphs.copy_nodes import copy_direction
-from autopar.graphs.graph_copies import copied
 from autopar.graphs.kernel_groups import Traffic, launches_kernel
 from autopar.graphs.node_values import describe_values
 from autopar.graphs.operator_names import base_name
@@ -181,29 +178,33 @@ def _in_chunks(passes: Sequence[_Pass], whole: Issue, counts: Sequence[int]) -> 
 
 
 class _Pass:
-    """One graph of a rank, whose kernels are priced once."""
+    """One graph of a rank, whose kernels and collectives are priced once."""
 
     def __init__(
         self, graph: fx.Graph, phase: str, cluster: Cluster, mesh: Mesh, backend: str, prices: KernelPrices
     ) -> None:
         self._phase, self._cluster, self._mesh, self._prices = phase, cluster, mesh, prices
         nodes = list(graph.nodes)
-        self._known = {node.name for node in nodes}
-        actions = program_actions(
+        self._known: dict[str, list[ProgramAction]] = {node.name: [] for node in nodes}
+        for action in program_actions(
             graph, phase, cluster=cluster, mesh=mesh, backend=backend, prices=prices, segment_of=str
-        )
-        self._kernels = {nodes[action.position].name: action for action in actions if action.stream == COMPUTE}
-        self._graph = copied(graph)  # buckets are written into it and taken back
+        ):
+            self._known[nodes[action.position].name].append(action)
+        self._graph = graph  # buckets are written into it and taken back
         self._read()
 
     def _read(self) -> None:
         self._nodes = list(self._graph.nodes)
         self._collectives = describe(self._nodes)
+        self._timelines: dict[tuple[tuple[str, ...], ...], Timeline] = {}
 
     def cut(self, chunks: Mapping[str, int], symmetric: Groups = MappingProxyType({})) -> _Pass:
-        """The same pass with products in symmetric memory and in chunks; other kernels keep their prices."""
+        """The same pass with products in symmetric memory and in chunks; what stays keeps its prices."""
         cut = copy.copy(self)
-        cut._graph = in_chunks(in_symmetric_memory(self._graph, symmetric), chunks)
+        if symmetric:
+            cut._graph = in_symmetric_memory(cut._graph, symmetric)
+        if chunks:
+            cut._graph = in_chunks(cut._graph, chunks)
         cut._read()
         return cut
 
@@ -212,7 +213,7 @@ class _Pass:
         memory (many on PCIe have none), in a group inside of a node."""
         if self._cluster.device.kind != "cuda" or self._cluster.intra_link.traits.interface != "nvlink":
             return set()
-        found = {(product.kind, product.group) for product in symmetric_products(list(self._graph.nodes))}
+        found = {(product.kind, product.group) for product in symmetric_products(self._collectives)}
         return {(kind, group) for kind, group in found if self._is_inside_a_node(group)}
 
     def _is_inside_a_node(self, group: str) -> bool:
@@ -222,12 +223,11 @@ class _Pass:
     def hidden_at_most(self) -> dict[str, float]:
         """Per kind of collective: seconds that run beside each other at most where products are cut into chunks."""
         found: dict[str, float] = defaultdict(float)
-        for product in chunked_products(list(self._graph.nodes)):
-            collective = collective_of(product.start)
-            kernel = self._kernels.get(product.product.name)
-            if collective is not None and kernel is not None and product.divides(CHUNKS[0]):
-                moved = collective_action(product.start, collective, self._phase, self._cluster, self._mesh)
-                found[product.kind] += min(moved.seconds, kernel.seconds)
+        for product in chunked_products(self._collectives):
+            kernels = self._actions_of(product.product)
+            if kernels and product.divides(CHUNKS[0]):
+                (moved,) = self._actions_of(product.start)
+                found[product.kind] += min(moved.seconds, kernels[0].seconds)
         return found
 
     def joined(self, bucket_bytes: Mapping[str, float]) -> list[tuple[str, ...]]:
@@ -235,37 +235,38 @@ class _Pass:
         return [tuple(member.name for member in members) for members in buckets(self._collectives, bucket_bytes)]
 
     def play(self, bucket_bytes: Mapping[str, float] | None) -> Timeline:
-        """The pass with such buckets."""
+        """The pass with such buckets; sizes that join the same are played once."""
         if bucket_bytes is None:
             return self._played(self._nodes)
-        with in_buckets(self._graph, self._nodes, self._collectives, bucket_bytes) as nodes:
-            return self._played(early_order(nodes))
+        joined = tuple(self.joined(bucket_bytes))
+        if joined not in self._timelines:
+            with in_buckets(self._graph, self._nodes, self._collectives, bucket_bytes) as nodes:
+                self._timelines[joined] = self._played(early_order(nodes))
+        return self._timelines[joined]
 
     def _played(self, order: Sequence[fx.Node]) -> Timeline:
         describe_values(order)
         beside = Interference(compute=self._cluster.overlap_slowdown)
-        return simulate(issued(list(self._actions(order)), wait_positions(order)), beside)
+        placed = [(action, position) for position, node in enumerate(order) for action in self._actions_of(node)]
+        actions, positions = zip(*placed, strict=True) if placed else ((), ())
+        return simulate(issued(actions, wait_positions(order), positions), beside)
 
-    def _actions(self, order: Sequence[fx.Node]) -> Iterator[ProgramAction]:
-        for position, node in enumerate(order):
-            collective = collective_of(node)
-            if node.target in SYMMETRIC:
-                for action in symmetric_actions(node, self._phase, self._cluster, self._mesh, self._prices):
-                    yield replace(action, position=position)
-            elif (direction := copy_direction(node)) is not None:
-                yield replace(host_copy_action(node, direction, self._phase, self._cluster), position=position)
-            elif collective is not None:
-                action = collective_action(node, collective, self._phase, self._cluster, self._mesh)
-                yield replace(action, position=position)
-            elif node.name in self._kernels:
-                yield replace(self._kernels[node.name], position=position)
-            elif node.name not in self._known and node.op == "call_function" and launches_kernel(node):
-                yield self._added(node, position)
+    def _actions_of(self, node: fx.Node) -> Sequence[ProgramAction]:
+        """What a node runs, at any position."""
+        known = self._known.get(node.name)
+        if known is not None:
+            return known
+        if node.target in SYMMETRIC:
+            return symmetric_actions(node, self._phase, self._cluster, self._mesh, self._prices)
+        collective = collective_of(node)
+        if collective is not None:
+            return (collective_action(node, collective, self._phase, self._cluster, self._mesh),)
+        return (self._added(node),) if launches_kernel(node) else ()
 
-    def _added(self, node: fx.Node, position: int) -> ProgramAction:
+    def _added(self, node: fx.Node) -> ProgramAction:
         """A copy of a bucket, or a kernel of a chunk: one by itself."""
         traffic = Traffic(reads=tuple(node.all_input_nodes), writes=(0,))
         return ProgramAction(
             name=str(node.meta["operator"]), phase=self._phase, stream=COMPUTE, kind=base_name(node.target),
-            seconds=self._prices.seconds([(node, traffic)]), position=position,
+            seconds=self._prices.seconds([(node, traffic)]),
         )  # fmt: skip

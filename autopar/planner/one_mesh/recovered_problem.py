@@ -16,7 +16,7 @@ import numpy as np
 
 from autopar.errors import ConfigurationError, PlanMismatchError
 from autopar.layouts.placement import Mesh, Shard
-from autopar.passes.lowering.check_plan import operator_plan
+from autopar.passes.lowering.check_plan import OperatorPlans
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.nested_spans import joined_by
 from autopar.planner.memory.recomputation import FORM_OF, FORM_STATES, ON_HOST, RECOMPUTED, expand
@@ -165,7 +165,7 @@ def described(variable: Variable, mesh: Mesh, *, with_state: bool = True) -> lis
 def _no_choice(variable: Variable, plan: Plan) -> PlanMismatchError:
     """Why what a plan says of a decision is none of its choices."""
     if variable.kind == "operator":
-        operator_plan(plan, variable.node)  # raises with its own reason where the entry breaks the operator's rule
+        OperatorPlans(plan).of(variable.node)  # raises with its own reason where the entry breaks the operator's rule
         entry = plan.operators[variable.name]
         said = f"{axes_at_work(entry, plan.mesh)}{', computed again in backward' * entry.recompute}"
     elif variable.kind == "parameter":

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from autopar.capture import capture
 from autopar.errors import PlanMismatchError
 from autopar.graphs.live_ranges import memory_events
 from autopar.layouts.placement import Mesh, Partial, Replicate, Shard, is_legal
+from autopar.passes.lowering.check_plan import OperatorPlans
 from autopar.passes.lowering.step_halves import split_forward_backward
 from autopar.plans.plan_value import ParameterPlan
 from tests.passes.hand_plans import calls, hand_plan, operator_entry, picked, run_plan, tensors_of
@@ -292,6 +293,21 @@ def test_an_entry_that_the_rule_does_not_allow_is_named(mlp, changes, message):
     with pytest.raises(PlanMismatchError, match=message) as caught:
         lower(mlp.program, edited(mlp, "fc/mm#0", **changes), 0)
     assert "fc/mm#0" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"axes": (None,)}, {"inputs": ((R,), (R,))}, {"implementation": "unknown"}], ids=str
+)
+def test_of_equal_calls_each_has_an_entry_that_must_fit(mlp, changes):
+    (first,) = (node for node in mlp.program.graph.nodes if node.meta.get("operator") == "fc/mm#0")
+    plan = edited(mlp, "fc/mm#0")
+    wrong = replace(plan.operators["fc/mm#0"], **changes)
+    second = fx.Graph().node_copy(first, lambda node: node)
+    second.meta["operator"] = "again/mm#0"
+    checked = OperatorPlans(plan.with_(operators={**plan.operators, "again/mm#0": wrong}))
+    assert checked.of(first) == checked.of(first) == plan.operators["fc/mm#0"]
+    with pytest.raises(PlanMismatchError, match="again/mm#0"):
+        checked.of(second)
 
 
 def test_a_missing_operator_and_a_missing_parameter_are_named(mlp):

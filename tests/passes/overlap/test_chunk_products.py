@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx
 
-from autopar.graphs.collective_nodes import ALL_GATHER, ALL_REDUCE, CHUNK_OF, REDUCE_SCATTER, is_start
+from autopar.graphs.collective_nodes import ALL_GATHER, ALL_REDUCE, CHUNK_OF, REDUCE_SCATTER, describe, is_start
 from autopar.layouts.placement import Mesh
 from autopar.ops.row_chunks import row_chunk, rows_joined
 from autopar.passes.overlap.chunk_products import chunk_products, chunked_products
@@ -36,7 +36,7 @@ def test_row_and_column_parallel_layers_in_chunks_compute_the_same(tokens: Case,
     plan = sequence_parallel(tokens, dim)
     whole = tokens.check(plan, bucket_bytes={}).partitions[0]
     cut = tokens.check(plan, bucket_bytes={}, chunks=HALVES).partitions[0]
-    kinds = {found.kind for found in chunked_products(list(whole.forward.graph.nodes))}
+    kinds = {found.kind for found in chunked_products(describe(list(whole.forward.graph.nodes)))}
     assert kinds == {"all_gather", "reduce_scatter"}
     chunks = [start.target for start in starts(cut.forward) if CHUNK_OF in start.meta]
     assert chunks == [ALL_GATHER, ALL_GATHER, REDUCE_SCATTER, REDUCE_SCATTER]
@@ -104,7 +104,7 @@ def test_a_product_that_is_read_elsewhere_too_stays_whole() -> None:
     product = next(iter(module.graph.find_nodes(op="call_function", target=MM)))
     with module.graph.inserting_after(product):
         module.graph.call_function(torch.ops.aten.tanh.default, (product,))
-    assert not list(chunked_products(list(module.graph.nodes)))
+    assert not list(chunked_products(describe(list(module.graph.nodes))))
 
 
 def test_chunks_joined_in_another_order_are_noticed(tokens: Case) -> None:
@@ -147,6 +147,6 @@ def test_a_product_stays_whole_where_a_view_behind_it_does_not_divide() -> None:
         value.meta = {**product.meta, "local_shape": shape}
     start.replace_input_with(product, value)
     start.meta["local_shape"] = (8, 6)
-    (found,) = chunked_products(list(graph.nodes))
+    (found,) = chunked_products(describe(list(graph.nodes)))
     assert not found.divides(2)
     assert not any(CHUNK_OF in node.meta for node in starts(chunk_products(module, {"all_reduce": 2})))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import fx
 
+from autopar.graphs.collective_nodes import describe
 from autopar.graphs.live_ranges import memory_events
 from autopar.layouts.placement import Mesh
 from autopar.ops.symmetric_products import SYMMETRIC, gathered_products, product_scattered
@@ -148,7 +149,7 @@ def test_rows_that_no_product_reads_and_a_product_that_contracts_them_stay() -> 
         return [called(graph, "mm", (turned, rows), (6, 6))]
 
     for readers in (contracts, lambda graph, rows, weights: [called(graph, "tanh", (rows,), (8, 6))]):
-        assert not symmetric_products(list(rows_gathered_for(readers).graph.nodes))
+        assert not symmetric_products(describe(list(rows_gathered_for(readers).graph.nodes)))
 
 
 def test_rows_made_contiguous_for_a_kernel_beside_a_product_are_kept_for_it() -> None:
