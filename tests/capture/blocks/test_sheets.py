@@ -11,7 +11,7 @@ from autopar.capture.blocks.sheets import Extension, Operand, Row, Salt, Unprove
 
 def chain(members: Sequence[int], *, wrong: int | None = None) -> list[Row]:
     """A forward up and a backward pass down through `members`: each takes from its neighbour, the backward pass also
-    """A forward up and a backward pass down through `members`: each row takes from its neighbour, backward ones also
+    from its own forward; a row of glue stands behind each forward row. `wrong`: the one that takes from the start."""
     rows = [Row("start", ())]
     forward: dict[int, int] = {}
     last = 0
