@@ -28,7 +28,7 @@ import numpy as np
 from autopar.planner.solver.arena import Arena
 from autopar.planner.solver.labelling import Floats, Integers
 
-CHUNK_ENTRIES = 2_000_000
+CHUNK_ENTRIES = 65_536
 FOLDED_ENTRIES = 8_192
 """Entries of a batch's matrices below which equal rows are looked at again and again: folding them takes as long."""
 CLASS_ROUNDS = 3
@@ -170,7 +170,8 @@ class DualAscent:
         edge_slack = np.empty_like(messages)
         for costs, into_source, into_target in self._edge_groups:
             for some_source, some_target in _chunks(into_source, into_target):
-                rest = costs - messages[some_source][:, :, None] - messages[some_target][:, None, :]
+                rest = costs - messages[some_source][:, :, None]
+                rest -= messages[some_target][:, None, :]
                 rows, columns = rest.min(axis=2), rest.min(axis=1)
                 best = rows.min(axis=1, keepdims=True)
                 bound += float(best.sum())
