@@ -6,17 +6,19 @@ this module is where the import fails and the only file to change (`tests/test_c
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx, nn
@@ -56,6 +58,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.graph import _Namespace as NameSpace
 from torch.nn.modules import module as modules
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import (
@@ -141,6 +144,26 @@ def aot_export_joint_with_descriptors(*args: Any, **kwargs: Any) -> Any:
     """torch's function of this name, loaded by the first call: its module loads torch._dynamo, and that Triton."""
     module = importlib.import_module("torch._functorch.aot_autograd")
     return module.aot_export_joint_with_descriptors(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def recorded_names() -> Iterator[Callable[[fx.Graph], list[tuple[str, str]]]]:
+    """Gives a function of a graph that was made within the context: the names asked for in it and those it gave, in
+    order, also those of nodes that it no longer holds."""
+    names: dict[int, list[tuple[str, str]]] = {}
+    spaces: list[Any] = []  # so that no id comes again
+    original = NameSpace.create_name
+
+    def create_name(space: NameSpace, candidate: str, obj: object | None) -> str:
+        name = original(space, candidate, obj)
+        if obj is None:
+            if id(space) not in names:
+                spaces.append(space)
+            names.setdefault(id(space), []).append((candidate, name))
+        return name
+
+    with mock.patch.object(NameSpace, "create_name", create_name):
+        yield lambda graph: names.get(id(graph._graph_namespace), [])
 
 
 def compile_fx(graph_module: fx.GraphModule, examples: list[torch.Tensor]) -> Callable[..., Any]:
@@ -350,6 +373,7 @@ __all__ = [
     "HigherOrderOperator",
     "InputMutationAOTOutput",
     "LazyGraphModule",
+    "NameSpace",
     "OpOverload",
     "OpOverloadPacket",
     "ParamAOTInput",
@@ -384,6 +408,7 @@ __all__ = [
     "no_dispatch",
     "order_strided_shards",
     "profiler_is_on",
+    "recorded_names",
     "register_dataclass",
     "release_saved_tensors",
     "resolve_group",

@@ -70,7 +70,7 @@ class Watch:
 
     def cell(self, cell: types.CellType) -> Any:
         """The value of a closure's cell, watched; MISSING where it is empty."""
-        value = _contents(cell)
+        value = contents_of(cell)
         self._cells.append((cell, value))
         return value
 
@@ -147,7 +147,7 @@ class Watch:
         return (
             not any(self._empty)
             and all(map(is_, [mapping.get(key, MISSING) for mapping, key in self._slots], self._held))
-            and all(_contents(cell) is value for cell, value in self._cells)
+            and all(contents_of(cell) is value for cell, value in self._cells)
             and all(tensor._version == version for tensor, version in self._tensors)
             and all(map(_is_as_before, self._full))
         )
@@ -161,7 +161,7 @@ class Watch:
                 else:
                     mapping[key] = value
         for cell, value in self._cells:
-            if value is not MISSING and _contents(cell) is not value:
+            if value is not MISSING and contents_of(cell) is not value:
                 cell.cell_contents = value
         for container in self._empty:
             container.clear()
@@ -190,7 +190,7 @@ def _refill(container: Any, keys: tuple[Any, ...], entries: tuple[Any, ...]) -> 
         container.extend(entries)
 
 
-def _contents(cell: types.CellType) -> Any:
+def contents_of(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:

@@ -9,6 +9,7 @@ in training. The tidy passes leave one spelling per operation and give every ope
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -24,6 +25,7 @@ from torch.nn.modules import transformer
 import autopar.ops  # noqa: F401  (registers the operators that capture calls)
 from autopar._compat import aot_export_joint_with_descriptors, whole_triton_operators
 from autopar.capture.associative_scans import plain_associative_scans
+from autopar.capture.blocks.short_traces import trace_by_blocks
 from autopar.capture.branches import Notes, check_draws
 from autopar.capture.calls import Call, CallRecorder, resized
 from autopar.capture.checkpointed_regions import Salts, recomputed_within
@@ -166,6 +168,26 @@ def _trace_with_fallback(
 
 def _trace(step: TrainingStep, inputs: FlatInputs, kwargs: Mapping[str, Any], training: bool) -> GraphModule:
     """The joint graph (forward-only when not `training`) as AOT autograd returns it."""
+
+    @contextlib.contextmanager
+    def watched(each: TrainingStep) -> Iterator[tuple[QuickValues, tuple[Tensor, ...]]]:
+        with contextlib.ExitStack() as stack:
+            mode = QuickValues(allow_non_fake_inputs=True)
+            yield mode, _enter_fake_forward(stack, each, mode, inputs.tensors, kwargs, training)
+
+    joint = functools.partial(_joint_graph, inputs=inputs, kwargs=kwargs, training=training)
+    graph_module = trace_by_blocks(step, joint, watched) or joint(step)
+    remove_effects(graph_module)
+    fold_known_shapes(graph_module)
+    refuse_other_draws(graph_module)
+    refuse_bare_kernels(graph_module)
+    return graph_module
+
+
+def _joint_graph(
+    step: TrainingStep, inputs: FlatInputs, kwargs: Mapping[str, Any], training: bool
+) -> GraphModule:
+    """One trace of a step, as AOT autograd returns it."""
     salts = Salts()
     with contextlib.ExitStack() as stack:
         mode = KnownValues(allow_non_fake_inputs=True)
@@ -179,10 +201,6 @@ def _trace(step: TrainingStep, inputs: FlatInputs, kwargs: Mapping[str, Any], tr
         joint = aot_export_joint_with_descriptors(stack, step, tensors, decompositions=table)
         graph_module: GraphModule = joint.graph_module
         _check_state(step, tensors, mode)
-    remove_effects(graph_module)
-    fold_known_shapes(graph_module)
-    refuse_other_draws(graph_module)
-    refuse_bare_kernels(graph_module)
     return graph_module
 
 

@@ -69,6 +69,7 @@ class TrainingStep(nn.Module):
         notes: Notes | None = None,
     ) -> None:
         super().__init__()
+        self._given = (model, inputs, loss_fn, with_batch, dtype, canonical, differentiable, notes)
         self.model = model
         self._inputs = inputs
         self._loss_fn = loss_fn
@@ -104,6 +105,10 @@ class TrainingStep(nn.Module):
                 output = self._loss_fn(output, batch)
                 _check_loss(output, "loss_fn")
         return self._flatten(output, tensors, branches, keeps_cache=bool(kwargs.get("use_cache")))
+
+    def again(self) -> TrainingStep:
+        """Another step of the same model, of which nothing has run."""
+        return TrainingStep(*self._given)
 
     @property
     def takes_branches(self) -> bool:

@@ -29,6 +29,8 @@ from autopar.planner.solver.arena import Arena
 from autopar.planner.solver.labelling import Floats, Integers
 
 CHUNK_ENTRIES = 2_000_000
+FOLDED_ENTRIES = 8_192
+"""Entries of a batch's matrices below which equal rows are looked at again and again: folding them takes as long."""
 CLASS_ROUNDS = 3
 
 
@@ -62,9 +64,58 @@ class _Slot:
 
     later: bool
     costs: Floats
+    folded: _Folded | None
     incoming: Integers
     outgoing: Integers
     others: Integers
+
+    def min_plus(self, rows: Floats) -> Floats:
+        """Return out[b, j] = min_i rows[b, i] + costs[i, j]."""
+        return _min_plus(rows, self.costs) if self.folded is None else self.folded.min_plus(rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Folded:
+    """A matrix (d, d_other) as its distinct rows and columns: labels that differ on other edges only have equal ones.
+
+    order: the rows, equal ones side by side; starts: where each distinct one begins; columns: (d_other,) which distinct
+    column each is.
+    """
+
+    costs: Floats
+    order: Integers
+    starts: Integers
+    columns: Integers
+
+    @classmethod
+    def of(cls, arena: Arena, matrix: int, transposed: bool) -> _Folded | None:
+        """None where less than half of the entries are the same again."""
+        distinct, rows, columns = (arena[token] for token in arena.derive("fold", _fold, matrix))
+        if 2 * distinct.size > arena[matrix].size:
+            return None
+        if transposed:
+            distinct, rows, columns = np.ascontiguousarray(distinct.T), columns, rows
+        order = np.argsort(rows, kind="stable")
+        starts = np.searchsorted(rows[order], np.arange(len(distinct)))
+        return cls(costs=distinct, order=order, starts=starts, columns=columns)
+
+    def min_plus(self, rows: Floats) -> Floats:
+        """As of the whole matrix, to the last bit: a sum rounds no lower for the larger of two numbers."""
+        least = np.minimum.reduceat(rows[:, self.order], self.starts, axis=1)
+        return np.asarray(_min_plus(least, self.costs)[:, self.columns])
+
+
+def _fold(matrix: Floats) -> tuple[Floats, Integers, Integers]:
+    """The distinct rows and columns of a matrix, and which of them each row and each column is."""
+    rows, columns = _classes(matrix), _classes(matrix.T)
+    first = [np.unique(classes, return_index=True)[1] for classes in (rows, columns)]
+    return np.ascontiguousarray(matrix[np.ix_(*first)]), rows, columns
+
+
+def _classes(rows: Floats) -> Integers:
+    """Equal rows get one number."""
+    seen: dict[bytes, int] = {}
+    return np.array([seen.setdefault(row.tobytes(), len(seen)) for row in rows], dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +149,7 @@ class DualAscent:
             for slot in batch.slots:
                 if slot.later == forward:
                     lean = totals - messages[slot.incoming]
-                    sent = _min_plus(lean, slot.costs)
+                    sent = slot.min_plus(lean)
                     messages[slot.outgoing] = sent - sent.min(axis=1, keepdims=True)
 
     def shared_messages(self) -> Floats:
@@ -212,10 +263,12 @@ class DualAscent:
         for number, (later, matrix, is_target, _, _) in enumerate(ends[nodes[0]]):
             edges = [ends[node][number][3] for node in nodes]
             costs = self.core.arena[matrix]
+            is_large = len(nodes) * costs.size >= FOLDED_ENTRIES
             slots.append(
                 _Slot(
                     later=later,
                     costs=np.ascontiguousarray(costs.T) if is_target else costs,
+                    folded=_Folded.of(self.core.arena, matrix, is_target) if is_large else None,
                     incoming=np.stack([self._into(edge, is_target) for edge in edges]),
                     outgoing=np.stack([self._into(edge, not is_target) for edge in edges]),
                     others=np.array([ends[node][number][4] for node in nodes], dtype=np.int64),

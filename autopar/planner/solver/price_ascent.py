@@ -21,7 +21,8 @@ ASCENT_TOLERANCE = 1e-5
 
 
 def climb(search: BudgetSearch) -> None:
-    """Raise the bound and look for better plans by turns, until neither moves."""
+    """Raise the bound and look for better plans by turns, until neither moves. Where layers repeat, plans are spliced
+    behind every look."""
     if search.is_deep and search.multipliers.any():
         # The price of a similar problem: its plan, which may just not fit, and one that fits are near the optimum.
         activate_exceeded(search)
@@ -29,10 +30,7 @@ def climb(search: BudgetSearch) -> None:
     while not search.finished() and int(search.statistics["prices"]) < MOST_PRICES:
         bound, objective = search.bound, search.plans.objective()
         ascend(search, FEW_LOOKS if search.is_deep else MANY_LOOKS)
-        if search.is_deep:
-            activate_exceeded(search)
-            splice_plans(search)
-        elif not search.finished():
+        if not search.is_deep and not search.finished():
             improve(search)
         is_higher = search.bound > bound + ENOUGH * abs(bound)
         if not is_higher and not search.plans.objective() < objective * (1.0 - ENOUGH):
@@ -61,6 +59,9 @@ def ascend(search: BudgetSearch, looks: int) -> None:
         stalls += any(np.allclose(multipliers, known, rtol=1e-3, atol=0.0) for known in tried)
         tried.append(multipliers)
         search.look(multipliers, SWEEPS)
+        if search.is_deep and not search.finished():
+            activate_exceeded(search)
+            splice_plans(search)  # a look takes ten times as long, and a splice is often the answer
         directions.add_excess(search.plans.cheapest_at(multipliers))
 
 

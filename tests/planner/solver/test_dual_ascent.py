@@ -75,3 +75,24 @@ def test_a_tree_is_solved_by_its_bound() -> None:
         ascent.sweep(False)
     bound = ascent.label_bounds(ascent.shared_messages()).bound
     assert np.isclose(bound, ascent.objective(ascent.round_backward_messages()), rtol=1e-12)
+
+
+def test_matrices_with_equal_rows_and_columns_send_the_same_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    distinct = random.random((9, 6))
+    costs = distinct[random.integers(0, 9, 120)][:, random.integers(0, 6, 90)]
+    tall = distinct[:, :5][random.integers(0, 9, 120)][:, [2] * 40]
+    cores = [(0, 1, costs), (1, 2, random.random((90, 40))), (0, 2, tall)]
+    found = []
+    for entries in (8_192, 10**9):  # folded, and as they are
+        monkeypatch.setattr("autopar.planner.solver.dual_ascent.FOLDED_ENTRIES", entries)
+        arena = Arena()
+        sizes = [arena.token(np.random.default_rng(size).random(size)) for size in (120, 90, 40)]
+        core = Core(arena=arena, costs=tuple(sizes), edges=tuple((u, v, arena.token(matrix)) for u, v, matrix in cores))
+        ascent = DualAscent(core, schedule_ranks(core))
+        assert any(slot.folded for batch in ascent._batches for slot in batch.slots) == (entries == 8_192)
+        for _ in range(3):
+            ascent.sweep(True)
+            ascent.sweep(False)
+        found.append(ascent.messages)
+    assert (found[0] == found[1]).all()
