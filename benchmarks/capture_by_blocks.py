@@ -13,6 +13,7 @@ import argparse
 import collections
 import inspect
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,12 @@ from torch import Tensor, nn
 
 from autopar.capture import capture
 from autopar.capture.blocks.short_traces import whole_traces
+from benchmarks.results import commit, write_results
 from benchmarks.same_programs import capture_reasons, difference
 from benchmarks.zoo import transformers_tiny
 from benchmarks.zoo.registry import MODULES, THIRD_PARTY, ZooEntry, entries, installed, make
 
+COMMAND = "python -m benchmarks.capture_by_blocks seconds"
 LAYERS = 7
 DEEP = tuple(name for name in transformers_tiny.SIZES if "layer" in name or name == "depth")
 """The sizes of a tiny configuration that say how many layers there are."""
@@ -148,9 +151,10 @@ def main() -> None:
     if arguments.what == "zoo":
         check_zoo(arguments.rest)
         return
-    text = json.dumps(measure(), indent=1)
+    load = os.getloadavg()[0]
+    content = {"commit": commit(), "command": COMMAND, "load_average": load, "rows": measure()}
     if arguments.rest:
-        Path(arguments.rest[0]).write_text(text + "\n", encoding="utf-8")
+        write_results(Path(arguments.rest[0]), content)
 
 
 if __name__ == "__main__":
