@@ -78,7 +78,8 @@ class Emitter:
 
     def describe(self, node: fx.Node, shape: Any, dtype: Any) -> fx.Node:
         """Write the meta of a node; `shape` and `dtype` are tuples of such for several outputs."""
-        node.meta = {"local_shape": shape, "dtype": dtype, "phase": self.phase, "operator": self.operator}
+        node.meta.clear()
+        node.meta.update(local_shape=shape, dtype=dtype, phase=self.phase, operator=self.operator)
         if self.redistributes is not None:
             node.meta["redistributes"] = self.redistributes
         return node

@@ -14,6 +14,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import fx
@@ -72,7 +73,17 @@ _ADD_TO_TOTAL = _aten.add_.Tensor
 
 def is_start(node: fx.Node) -> bool:
     """Whether a node starts a collective."""
-    return getattr(node.target, "namespace", None) == "_c10d_functional" and node.target is not WAIT
+    return _starts(node.target)
+
+
+@cache
+def _starts(target: object) -> bool:
+    return getattr(target, "namespace", None) == "_c10d_functional" and target is not WAIT
+
+
+def _passes_on(target: object) -> bool:
+    """Whether a call only passes on what collectives bring."""
+    return target is WAIT or target is _ADD_TO_TOTAL or target in _LIGHT
 
 
 def group_of(node: fx.Node) -> str | None:
@@ -115,21 +126,20 @@ class Collectives:
 
 def describe(nodes: Sequence[fx.Node]) -> Collectives:
     """Read the collectives of a graph's nodes, which may be in any order."""
-    operands_first = list(sorted_nodes(nodes))
-    starting = {node for node in operands_first if is_start(node)}
+    starts = [node for node in nodes if is_start(node)]
+    starting = set(starts)
+    passing = starting.union(node for node in nodes if _passes_on(node.target))
+    operands_first = list(_sorted(nodes, passing))
     late: set[fx.Node] = set()
     level: dict[fx.Node, int] = {}
     for node in operands_first:
-        starts_one, waits = node in starting, node.target is WAIT
-        if starts_one or waits or node.target in _LIGHT or node.target is _ADD_TO_TOTAL:
-            operands = node.all_input_nodes
-            level[node] = max((level.get(operand, 0) for operand in operands), default=0) + waits
-            if waits or (not starts_one and not late.isdisjoint(operands)):
-                late.add(node)
-    starts = tuple(node for node in nodes if node in starting)
+        operands, waits = node.all_input_nodes, node.target is WAIT
+        level[node] = max((level.get(operand, 0) for operand in operands), default=0) + waits
+        if waits or (node not in starting and not late.isdisjoint(operands)):
+            late.add(node)
     ways = {start: list(_way_into(start)) for start in starts}
     return Collectives(
-        starts=starts,
+        starts=tuple(starts),
         late=frozenset(late),
         waits_into={start: tuple(node for node in way if node.target is WAIT) for start, way in ways.items()},
         makers={start: tuple(node for node in way if node.target is not WAIT) for start, way in ways.items()},
@@ -138,14 +148,14 @@ def describe(nodes: Sequence[fx.Node]) -> Collectives:
     )
 
 
-def sorted_nodes(nodes: Sequence[fx.Node]) -> Iterator[fx.Node]:
-    """The nodes with operands first, else in their order."""
+def _sorted(nodes: Sequence[fx.Node], among: set[fx.Node]) -> Iterator[fx.Node]:
+    """Those among the nodes, with operands among them first, else in their order."""
     done: set[fx.Node] = set()
     for node in nodes:
-        stack = [] if node in done else [node]
+        stack = [node] if node in among and node not in done else []
         while stack:
             current = stack[-1]
-            missing = [operand for operand in current.all_input_nodes if operand not in done]
+            missing = [operand for operand in current.all_input_nodes if operand in among and operand not in done]
             stack.extend(reversed(missing))
             if not missing and stack.pop() not in done:
                 done.add(current)

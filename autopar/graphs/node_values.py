@@ -41,12 +41,13 @@ def describe_values(nodes: Iterable[fx.Node]) -> None:
     total to which a gradient is added has the shape of the gradient; an intermediate of which the lowering says nothing
     is computed on meta tensors."""
     for node in nodes:
-        if node.target is torch.ops.aten.add_.Tensor and "local_shape" not in node.meta:
+        if "val" in node.meta:
+            continue
+        shapes, dtypes = node.meta.get("local_shape"), node.meta.get("dtype")
+        if node.target is torch.ops.aten.add_.Tensor and shapes is None:
             total, gradient = node.all_input_nodes
             for one in (node, total):
                 one.meta["val"] = gradient.meta["val"]
-        shapes, dtypes = node.meta.get("local_shape"), node.meta.get("dtype")
-        if "val" in node.meta:
             continue
         if shapes is None or dtypes is None:
             if node.op == "call_function" and callable(node.target):

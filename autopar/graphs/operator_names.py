@@ -34,6 +34,7 @@ PARTS = ("region", "piece", "strips", "trimmed", "rows_part", "row_chunk", "slic
 """Operators that read only as much as they return."""
 
 
+@functools.cache
 def base_name(target: object) -> str:
     """The bare operator name: aten.mm.default -> mm; of a function its own name."""
     if isinstance(target, torch._ops.OpOverload):

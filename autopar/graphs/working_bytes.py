@@ -89,11 +89,20 @@ def working_bytes(node: fx.Node) -> int:
         return symmetric_sizes(node).working_bytes
     if base_name(node.target) in FLOAT8_PRODUCTS:
         return sum(_rounded_bytes(operand) for operand in node.all_input_nodes)
-    described = all("local_shape" in operand.meta and "dtype" in operand.meta for operand in node.all_input_nodes)
-    written = WITH_BUFFERS.get(base_name(node.target), node.target if node.target in WRITTEN_IN_TORCH else None)
-    if written is None or not described or _drops(node):
+    written = _written(node.target)
+    if written is None or not all(map(_is_described, node.all_input_nodes)) or _drops(node):
         return 0
     return _measured(written, _frozen(node.args), _frozen(tuple(node.kwargs.items())))
+
+
+@cache
+def _written(target: Any) -> Callable[..., Any] | None:
+    """What makes the values that a call holds meanwhile; None for a kernel."""
+    return WITH_BUFFERS.get(base_name(target), target if target in WRITTEN_IN_TORCH else None)
+
+
+def _is_described(operand: fx.Node) -> bool:
+    return "local_shape" in operand.meta and "dtype" in operand.meta
 
 
 def _drops(node: fx.Node) -> bool:

@@ -91,7 +91,7 @@ def _backward_graph(
     made: dict[fx.Node, fx.Node] = {}
     for node in values.saved:
         made[node] = graph.placeholder(node.name)
-        made[node].meta = dict(node.meta)
+        made[node].meta.update(node.meta)
     for node in tangents:
         made[node] = graph.node_copy(node)
 
@@ -105,7 +105,7 @@ def _backward_graph(
             made.pop(late, None)
         for missing in _in_order(node, made, values.replaced):
             made[missing] = graph.node_copy(missing, made_operand)
-            made[missing].meta = {**missing.meta, "phase": "backward"}
+            made[missing].meta["phase"] = "backward"
     graph.output(tuple(made_operand(g) if isinstance(g, fx.Node) else g for g in gradients))
     return LazyGraphModule(program.graph_module, graph)
 

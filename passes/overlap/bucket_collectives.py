@@ -79,15 +79,16 @@ def buckets(found: Collectives, bucket_bytes: Mapping[str, float]) -> Iterator[l
 
 def _filled(found: Collectives, bucket_bytes: Mapping[str, float]) -> Iterator[list[fx.Node]]:
     open_buckets: dict[Hashable, list[fx.Node]] = {}
+    filled: dict[Hashable, int] = {}
     for start in found.starts:
         limit = bucket_bytes.get(KINDS.get(start.target, ""), 0.0)
         size = start.meta.get("full_bytes", 0)
         if not limit or not size or not (found.is_early_gather(start) or found.is_last_reduction(start)):
             continue
         key = (start.target, start.args[1:], start.meta["dtype"], found.level[start])
-        filled = sum(member.meta["full_bytes"] for member in open_buckets.get(key, ()))
-        if filled and filled + size > limit:
+        if key in open_buckets and filled[key] + size > limit:
             yield open_buckets.pop(key)
+        filled[key] = size + (filled[key] if key in open_buckets else 0)
         open_buckets.setdefault(key, []).append(start)
     yield from open_buckets.values()
 
@@ -156,7 +157,7 @@ class _Bucket:
 
     def _call(self, target: Any, args: tuple[Any, ...], shape: tuple[Any, ...]) -> fx.Node:
         node = self._graph.create_node("call_function", target, args)
-        node.meta = {**self._meta, "local_shape": shape}
+        node.meta.update(self._meta, local_shape=shape)
         self._written.append(node)
         return node
 

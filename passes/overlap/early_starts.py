@@ -28,7 +28,16 @@ from torch import fx
 from torch.fx import GraphModule
 
 from autopar._compat import Graph, LazyGraphModule
-from autopar.graphs.collective_nodes import ALL_GATHER, CHUNK_OF, HOP, REDUCE_SCATTER, WAIT, describe, is_start
+from autopar.graphs.collective_nodes import (
+    ALL_GATHER,
+    CHUNK_OF,
+    HOP,
+    REDUCE_SCATTER,
+    WAIT,
+    Collectives,
+    describe,
+    is_start,
+)
 from autopar.passes.overlap.bucket_collectives import in_buckets
 
 IN_FLIGHT = 2
@@ -42,17 +51,18 @@ def early_starts(graph_module: GraphModule, bucket_bytes: Mapping[str, float]) -
     if not any(map(is_start, nodes)):
         return graph_module
     with in_buckets(graph, nodes, describe(nodes), bucket_bytes) as joined:
-        sorted_graph = _in_order(_LateOrder(joined).run(), nodes[-1])
-    order = early_order(list(sorted_graph.nodes))
+        sorted_graph = _in_order(_LateOrder(joined, describe(joined)).run(), nodes[-1])
+    sorted_nodes = list(sorted_graph.nodes)
+    order = early_order(sorted_nodes, describe(sorted_nodes))
     last = sorted_graph.output_node()
     for node in order:
         last.prepend(node)
     return LazyGraphModule(graph_module, sorted_graph)
 
 
-def early_order(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """The order of `early_starts`, without the output; `nodes` as `in_buckets` gives them."""
-    return _EarlyOrder(nodes).run()
+def early_order(nodes: Sequence[fx.Node], found: Collectives) -> list[fx.Node]:
+    """The order of `early_starts`, without the output; `nodes` as `in_buckets` gives them, found: `describe(nodes)`."""
+    return _EarlyOrder(nodes, found).run()
 
 
 def _in_order(order: list[fx.Node], output: fx.Node) -> fx.Graph:
@@ -72,9 +82,9 @@ class _LateOrder:
     computes for it.
     """
 
-    def __init__(self, nodes: Sequence[fx.Node]) -> None:
+    def __init__(self, nodes: Sequence[fx.Node], found: Collectives) -> None:
         self.nodes = [node for node in nodes if node.op != "output"]
-        self.collectives = describe(self.nodes)
+        self.collectives = found
         self._placed: dict[fx.Node, None] = {}
 
     def run(self) -> list[fx.Node]:
@@ -128,9 +138,8 @@ class _LateOrder:
 class _EarlyOrder(_LateOrder):
     """Starts come by themselves: behind what makes their operand, one gather ahead, or where they are read."""
 
-    def __init__(self, nodes: Sequence[fx.Node]) -> None:
-        super().__init__(nodes)
-        found = self.collectives
+    def __init__(self, nodes: Sequence[fx.Node], found: Collectives) -> None:
+        super().__init__(nodes, found)
         gathers = [start for start in found.starts if found.is_early_gather(start)]
         self._first = gathers[:1]
         self._ahead = dict(itertools.pairwise(gathers)) | _next_chunks(found.starts)

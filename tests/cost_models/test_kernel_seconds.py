@@ -69,9 +69,9 @@ def test_a_fused_kernel_moves_its_bytes_once() -> None:
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_kernels_of_other_sizes_have_prices_of_their_own(backend: str) -> None:
     prices = KernelPrices(device=A100)
-    for rows in (256, 4096, 256):
-        alone = actions(linear_gelu(rows), backend, KernelPrices(device=A100))
-        assert actions(linear_gelu(rows), backend, prices) == alone
+    for sizes in ((256,), (4096,), (4096, 4096, 4096), (256,)):
+        alone = actions(linear_gelu(*sizes), backend, KernelPrices(device=A100))
+        assert actions(linear_gelu(*sizes), backend, prices) == alone
     other = replace(prices, product_dtype="float8_e4m3fn")
     fresh = KernelPrices(device=A100, product_dtype="float8_e4m3fn")
     assert actions(linear_gelu(4096), backend, other) == actions(linear_gelu(4096), backend, fresh)

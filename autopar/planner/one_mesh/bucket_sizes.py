@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -118,10 +118,10 @@ def issues(
     mesh: Mesh,
     backend: str,
     chunks: Sequence[int] = CHUNKS,
-) -> list[Issue]:
-    """What the sizes give, the fastest first and of equals the smallest; sizes that join the same count once. The
-    fastest in chunks stands in front, where that is faster still, and in front of it the fastest in symmetric memory.
-    Last comes what takes the least memory: as lowered, each collective awaited where it starts.
+) -> Iterator[Issue]:
+    """What the sizes give, the fastest first and of equals the smallest, up to none; sizes that join the same count
+    once. The fastest in chunks stands in front, where that is faster still, and in front of it the fastest in symmetric
+    memory. Last comes what takes the least memory: as lowered, each collective awaited where it starts.
 
     runs: as of `LoweredStage.runs`, without buckets. mesh and backend: as of `program_actions`. chunks: numbers of them
     to try.
@@ -137,11 +137,12 @@ def issues(
         if joined not in found:
             played = tuple(one.play(bucket_bytes) for one in passes)
             found[joined] = Issue(bucket_bytes=bucket_bytes, passes=played, times=counts)
-    as_lowered = Issue(bucket_bytes=None, passes=tuple(one.play(None) for one in passes), times=counts)
     fastest_first = sorted(found.values(), key=lambda issue: issue.seconds)
     cut = _in_chunks(passes, fastest_first[0], chunks[:: 1 + (nodes > LARGE_PROGRAM)]) if chunks else []
     symmetric = _in_symmetric_memory(passes, [*cut, *fastest_first][0], fastest_first[0].seconds)
-    return [*symmetric, *cut, *fastest_first, as_lowered]
+    up_to_none = 1 + next(index for index, issue in enumerate(fastest_first) if not issue.bucket_bytes)
+    yield from (*symmetric, *cut, *fastest_first[:up_to_none])
+    yield Issue(bucket_bytes=None, passes=tuple(one.play(None) for one in passes), times=counts)
 
 
 def _in_symmetric_memory(passes: Sequence[_Pass], best: Issue, whole_seconds: float) -> list[Issue]:
@@ -241,7 +242,8 @@ class _Pass:
         joined = tuple(self.joined(bucket_bytes))
         if joined not in self._timelines:
             with in_buckets(self._graph, self._nodes, self._collectives, bucket_bytes) as nodes:
-                self._timelines[joined] = self._played(early_order(nodes))
+                order = early_order(nodes, describe(nodes) if joined else self._collectives)
+                self._timelines[joined] = self._played(order)
         return self._timelines[joined]
 
     def _played(self, order: Sequence[fx.Node]) -> Timeline:

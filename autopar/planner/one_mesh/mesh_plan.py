@@ -77,6 +77,7 @@ from autopar.plans.plan_text import format_seconds
 from autopar.plans.plan_value import Prediction
 from autopar.plans.rung_names import host_bytes
 from autopar.timing import phase
+from autopar.young_garbage import young_garbage_only
 
 log = logging.getLogger(__name__)
 
@@ -380,7 +381,8 @@ def _given_labels(query: Query, built: Built, mesh: Mesh) -> list[Labels]:
 
 def read_plan(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetimes: Lifetimes) -> Attempt:
     """The plan of a solution, lowered for one rank and measured."""
-    plan, measured = _predicted(query, plan_of(query, mesh, built, solution, lifetimes), lifetimes)
+    with young_garbage_only():  # graphs by the dozen, all dropped
+        plan, measured = _predicted(query, plan_of(query, mesh, built, solution, lifetimes), lifetimes)
     return Attempt(
         candidate=Candidate(mesh=mesh, plan=plan, built=built, solution=solution),
         measured=measured,

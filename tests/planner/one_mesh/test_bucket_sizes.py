@@ -60,7 +60,7 @@ def network(latency_seconds: float, bytes_per_second: float) -> Cluster:
 
 
 def found(case: Case, parameter: object, cluster: Cluster) -> list[Issue]:
-    return issues(runs(partition(case, parameter)), cluster=cluster, mesh=MESH, backend="eager")
+    return list(issues(runs(partition(case, parameter)), cluster=cluster, mesh=MESH, backend="eager"))
 
 
 def test_latency_asks_for_large_buckets(case: Case) -> None:
@@ -136,7 +136,7 @@ def wide() -> Partition:
 
 
 def in_tensor_parallel(wide: Partition, cluster: Cluster) -> list[Issue]:
-    return issues(runs(wide), cluster=cluster, mesh=Mesh(("tp",), (4,)), backend="eager")
+    return list(issues(runs(wide), cluster=cluster, mesh=Mesh(("tp",), (4,)), backend="eager"))
 
 
 def test_large_products_over_slow_links_run_in_chunks(wide: Partition) -> None:
@@ -172,7 +172,7 @@ def test_products_run_in_symmetric_memory_inside_a_node_of_gpus_with_nvlink(gate
     assert not any(issue.symmetric for issue in others)
     assert best.seconds < (1 - LEAST_GAIN) * min(issue.seconds for issue in others)
     for elsewhere in ("4x1 H100-SXM", "1x4 A10G", "4 cpu"):
-        found = issues(runs(gated), cluster=Cluster.parse(elsewhere), mesh=FLAT, backend="eager")
+        found = list(issues(runs(gated), cluster=Cluster.parse(elsewhere), mesh=FLAT, backend="eager"))
         assert not any(issue.symmetric for issue in found), elsewhere
 
 
@@ -184,7 +184,7 @@ def test_what_saves_less_than_asked_for_is_not_taken(gated: Partition, monkeypat
 
 def test_what_is_played_in_symmetric_memory_is_the_program_that_runs(gated: Partition) -> None:
     cluster = Cluster.parse("1x4 H100-SXM")
-    best = issues(runs(gated), cluster=cluster, mesh=FLAT, backend="eager")[0]
+    best = next(issues(runs(gated), cluster=cluster, mesh=FLAT, backend="eager"))
     assert best.symmetric
     program = overlapped(both_in_symmetric_memory(gated, best.symmetric), best.bucket_bytes, best.chunks)
     assert best.seconds == pytest.approx(seconds_of(program, cluster, FLAT), rel=1e-9)
