@@ -1,6 +1,7 @@
 """Planner speed and proof: from importing torch to the lowered program of one rank, phase by phase.
 
     python -m benchmarks.planner --json                              every case, the raw solvers and the memory sweep
+    python -m benchmarks.planner --tasks                             what people ask first, baselines and all
     python -m benchmarks.planner --case gpt2@mesh2x4 llama3-8b@256       some cases only
     python -m benchmarks.planner --raw gpt2@mesh8 --seconds 60         the raw problem given to HiGHS and CP-SAT
     python -m benchmarks.planner --sweep gpt2@mesh8                     limits from roomy to just feasible
@@ -17,14 +18,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.planner.cases import CASES, case_named
+from benchmarks.planner.cases import CASES, TASKS, case_named
 
 SWEEPS = ("gpt2@mesh8", "gpt2@mesh2x4")
 
 
 def run_here(kind: str, name: str, seconds: float) -> dict[str, Any]:
     """One row in this process."""
-    case = case_named(name)
+    case = case_named(name, TASKS if kind == "tasks" else CASES)
     if kind == "raw":
         from benchmarks.planner.raw import compare_raw
 
@@ -52,7 +53,7 @@ def print_row(kind: str, row: dict[str, Any]) -> None:
     """One row for people."""
     if "failed" in row:
         print(f"{row['case']}: failed: {row['failed']}")
-    elif kind == "case":
+    elif kind in ("case", "tasks"):
         print_case(row)
     elif kind == "raw":
         found = [f"{name} {_result(row[name])}" for name in ("ours", "HiGHS", "CP-SAT")]
@@ -66,7 +67,7 @@ def print_row(kind: str, row: dict[str, Any]) -> None:
 def print_case(row: dict[str, Any]) -> None:
     """Time, memory and proof of one case, and its phases."""
     phases = "  ".join(f"{name} {spent['cpu_seconds']:.1f}" for name, spent in row["phases"].items())
-    goal = f" (goal {row['goal_cpu_seconds']:g})" if row["goal_cpu_seconds"] else ""
+    goal = f" (goal {row['goal_cpu_seconds']:g}, must {row['must_cpu_seconds']})" if row["goal_cpu_seconds"] else ""
     print(
         f"{row['case']}: mesh {row['mesh']}, {row['cpu_seconds']:.1f} CPU s{goal}, "
         f"{row['peak_rss_bytes'] / 2**30:.2f} GiB, {row['nodes']} nodes, {row['statistics'].get('strategies')} "
@@ -97,6 +98,7 @@ def main() -> None:
     """Measure and print what was asked for; everything by default."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", nargs="*", default=None, help="names of cases")
+    parser.add_argument("--tasks", nargs="*", default=None, help="names of tasks")
     parser.add_argument("--raw", nargs="*", default=None, help="cases whose raw problem goes to HiGHS and CP-SAT")
     parser.add_argument("--sweep", nargs="*", default=None, help="cases to plan under falling memory limits")
     parser.add_argument("--seconds", type=float, default=60.0, help="time limit of a raw solver")
@@ -104,15 +106,17 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="also write the JSON document here")
     parser.add_argument("--here", action="store_true", help="one row in this process, as JSON")
     arguments = parser.parse_args()
-    asked: dict[str, list[str]] = {k: v for k in ("case", "raw", "sweep") if (v := getattr(arguments, k)) is not None}
+    kinds = ("case", "tasks", "raw", "sweep")
+    asked: dict[str, list[str]] = {kind: v for kind in kinds if (v := getattr(arguments, kind)) is not None}
     if arguments.here:
         ((kind, (name,)),) = asked.items()
         print(json.dumps(run_here(kind, name, arguments.seconds)))
         return
     everything = {"case": [c.name for c in CASES], "raw": [c.name for c in CASES if c.raw], "sweep": list(SWEEPS)}
     document: dict[str, list[dict[str, Any]]] = {}
+    known = {**everything, "tasks": [task.name for task in TASKS]}
     for kind, names in (asked or everything).items():
-        for name in names or everything[kind]:
+        for name in names or known[kind]:
             row = run_apart(kind, name, arguments.seconds)
             document.setdefault(kind, []).append(row)
             if not arguments.json:

@@ -10,8 +10,8 @@ NO_LIMIT_BYTES = 2.0**50
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """mesh: None lets the planner choose. memory_limit: bytes, text, or None for what the device holds. goal_seconds
-    and must_seconds: CPU seconds from capture to the lowered plan, where a goal is set. raw: also given as it is to
-    HiGHS and CP-SAT."""
+    and must_seconds: CPU seconds of the row, where a goal is set. raw: also given as it is to HiGHS and CP-SAT.
+    with_baselines: whether the known plans are solved beside it, as `autopar plan` does."""
 
     workload: str
     devices: int
@@ -21,6 +21,7 @@ class Case:
     goal_seconds: float | None = None
     must_seconds: float | None = None
     raw: bool = False
+    with_baselines: bool = False
 
     @property
     def name(self) -> str:
@@ -66,9 +67,29 @@ CASES: tuple[Case, ...] = (
 """Without a limit where the peers' published rows have none; what the device holds elsewhere."""
 
 
-def case_named(name: str) -> Case:
+def _task(workload: str, devices: int, goal: float, must: float, batch: int | None = None) -> Case:
+    return Case(
+        workload=workload, devices=devices, batch=batch, goal_seconds=goal, must_seconds=must, with_baselines=True
+    )
+
+
+TASKS: tuple[Case, ...] = (
+    _task("gpt2", 8, 8, 12),
+    _task("llama3-8b", 16, 20, 35, batch=32),
+    _task("llama3-8b", 64, 20, 35, batch=64),
+    _task("llama3-8b", 256, 20, 35, batch=256),
+    _task("llama3-70b", 512, 30, 60),
+    _task("llama3.1-405b", 16384, 60, 120),
+    _task("olmoe-64-experts", 64, 30, 60),
+    _task("vit-22b", 256, 30, 60),
+    _task("unet", 8, 15, 30),
+)
+"""What people ask first, with everything that `autopar plan` does in its default mode."""
+
+
+def case_named(name: str, cases: tuple[Case, ...] = CASES) -> Case:
     """Raises KeyError with the known names."""
-    known = {case.name: case for case in CASES}
+    known = {case.name: case for case in cases}
     if name not in known:
         raise KeyError(f"{name!r}: known cases are {', '.join(known)}")
     return known[name]

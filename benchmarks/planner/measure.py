@@ -92,14 +92,13 @@ def of_baseline(other: Baseline) -> dict[str, Any]:
 
 
 def request_of(case: Case) -> Request:
-    """The plan with AdamW, without the baselines beside it; where the mesh is free, micro-batches and pipelines are
-    compared as `autopar.plan` does."""
+    """The plan with AdamW; where the mesh is free, micro-batches and pipelines are compared as `autopar.plan` does."""
     return Request(
         cluster=cluster_of(case.devices),
         mesh=case.mesh,
         optimizer=torch.optim.AdamW,
         memory_limit=case.memory_limit,
-        with_baselines=False,
+        with_baselines=case.with_baselines,
     )
 
 
