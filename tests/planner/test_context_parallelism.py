@@ -61,8 +61,11 @@ def _plan(model: nn.Module, ids: Tensor, **asked: Any) -> Plan:
 
 
 def _attention(plan: Plan) -> set[tuple[str, tuple[str | None, ...]]]:
+    """Ways and the dims that they split; an axis cp that is cut in two at the same price counts as one."""
     return {
-        (chosen.implementation, chosen.axes) for name, chosen in plan.operators.items() if "/attention#" in name
+        (chosen.implementation, tuple(dict.fromkeys(chosen.axes)))
+        for name, chosen in plan.operators.items()
+        if "/attention#" in name
     }
 
 
