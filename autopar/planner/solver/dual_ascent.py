@@ -28,7 +28,7 @@ import numpy as np
 from autopar.planner.solver.arena import Arena
 from autopar.planner.solver.labelling import Floats, Integers
 
-CHUNK_ENTRIES = 65_536
+CHUNK_ENTRIES = 2_000_000
 FOLDED_ENTRIES = 8_192
 """Entries of a batch's matrices below which equal rows are looked at again and again: folding them takes as long."""
 CLASS_ROUNDS = 3
