@@ -26,6 +26,7 @@ from autopar.capture.blocks.equal_members import Run, find_runs, read_alike, rea
 from autopar.capture.blocks.joint_graphs import Sheet
 from autopar.capture.blocks.outlines import Members, Outline
 from autopar.capture.blocks.sheets import Extension, UnprovenError
+from autopar.capture.python_state import PythonState, forwards
 from autopar.capture.training_step import TrainingStep
 
 log = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ def _extended(step: TrainingStep, runs: Sequence[Run], trace: Trace, watched: Wa
 def _outline(step: TrainingStep, runs: Sequence[Run], watched: Watched, members: dict[Run, Sequence[str]]) -> Outline:
     index = {path: (run, number) for run in runs for number, path in enumerate(members[run])}
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_nothing_changed(step))  # read before others stand in for the forwards of the members
         mode, tensors = stack.enter_context(watched(step))
         outline = Outline(mode, index)
         outline.given(step)
@@ -104,6 +106,20 @@ def _outline(step: TrainingStep, runs: Sequence[Run], watched: Watched, members:
             returned = step(*tensors)
         outline.note("returned", returned, ())
     return outline
+
+
+@contextlib.contextmanager
+def _nothing_changed(step: TrainingStep) -> Iterator[None]:
+    """What the forwards of all modules reach outside of them is put back. Raises UnprovenError where it had changed."""
+    outside = PythonState(step.model, forwards(step.model))
+    try:
+        yield
+    finally:
+        is_changed = not outside.unchanged()
+        if is_changed:
+            outside.put_back()
+    if is_changed:
+        raise UnprovenError("the forward changes Python state")
 
 
 def _check_outlines(whole: Outline, short: Outline, runs: Sequence[Run]) -> None:

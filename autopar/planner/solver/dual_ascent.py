@@ -30,7 +30,8 @@ from autopar.planner.solver.labelling import Floats, Integers
 
 CHUNK_ENTRIES = 2_000_000
 FOLDED_ENTRIES = 8_192
-"""Entries of a batch's matrices below which equal rows are looked at again and again: folding them takes as long."""
+"""Entries (nodes of a batch times those of a matrix) from which equal rows are folded. Measured: 60 x 60 of one node
+takes 9 us either way, of 32 nodes 266 and 93 us."""
 CLASS_ROUNDS = 3
 
 

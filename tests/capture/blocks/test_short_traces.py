@@ -307,3 +307,21 @@ def test_warnings_come_once(caplog: pytest.LogCaptureFixture) -> None:
     capture(model, inputs_of(model), loss_fn=lambda output, _: output.sum())
     texts = [record.getMessage() for record in caplog.records if "layers.0.index" in record.getMessage()]
     assert len(texts) == 1
+
+
+SEEN: list[int] = []
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        SEEN.append(len(SEEN))
+        return torch.tanh(self.inner(x))
+
+
+def test_what_members_change_outside_of_them_is_put_back() -> None:
+    capture(nn.Sequential(*(Counting() for _ in range(DEPTH))), (torch.ones(4, 8),), {}, training=False)
+    assert not SEEN
