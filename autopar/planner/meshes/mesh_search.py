@@ -6,9 +6,10 @@
     (2, 2, 2)    76.0                   76.5        the best
 
 Each of the `Candidates` is an iterator of `Stage`s: each costs more and knows more, the last one has the result.
-`best_first` always refines the candidate with the lowest bound, of equal ones the most promising, then the first. Let u
-be the smallest objective of the finished ones and b(c) the bound of a candidate: once u <= b(c) for all others, u is
-the optimum over all of them. min(u, min b) is a valid bound whenever the search ends, also at its time limit.
+`best_first` always refines the candidate with the lowest bound, of equal ones (within `LIMITS.bound_rounding`: the last
+bits tell nothing) the most promising, then the first. Let u be the smallest objective of the finished ones and b(c) the
+bound of a candidate: once u <= b(c) for all others, u is the optimum over all of them. min(u, min b) is a valid bound
+whenever the search ends, also at its time limit.
 """
 
 from __future__ import annotations
@@ -138,7 +139,9 @@ def _next(
         opened = [entry for entry in hopeful if entry.state == "open"]
         tried = any(entry.state not in ("untried", "refused") for entry in entries)
         hopeful = opened if tried else hopeful
-    chosen = min(hopeful, key=lambda entry: (entry.bound, candidates.estimate(entry.key)), default=None)
+    lowest = min((entry.bound for entry in hopeful), default=math.inf)
+    equal = [entry for entry in hopeful if entry.bound <= lowest * (1 + LIMITS.bound_rounding)]
+    chosen = min(equal, key=lambda entry: candidates.estimate(entry.key), default=None)
     first = (
         None if chosen is None or chosen.after is None else {entry.key: entry for entry in hopeful}.get(chosen.after)
     )

@@ -19,7 +19,7 @@ from autopar.planner.solver.dual_ascent import Core, DualAscent, class_ranks, sc
 from autopar.planner.solver.labelling import Floats, Integers
 from autopar.planner.solver.repeats import Short, shorten
 
-FEWEST_NODES = 800
+FEWEST_NODES = 300
 """Smaller cores are swept directly."""
 SWEEPS_PER_LOOK, FEWEST_LOOKS, MAX_LOOKS = 10, 3, 4
 """Forty sweeps at most, without prices of bytes: what they leave, fixed labels and elimination close on the deep core.

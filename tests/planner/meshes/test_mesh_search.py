@@ -130,6 +130,13 @@ def test_among_equal_bounds_the_most_promising_comes_first() -> None:
     assert fakes.work[:3] == ["b", "a", "c"]
 
 
+@pytest.mark.parametrize("last_bits", [1 - 2e-16, 1 + 2e-16])
+def test_last_bits_of_a_bound_do_not_choose(last_bits: float) -> None:
+    fakes = Fakes(promises={"a": 2.0, "b": 1.0}, a=(last_bits, 5.0), b=(1.0, 4.0))
+    fakes.search()
+    assert fakes.work[2] == "b"
+
+
 def test_a_bound_that_follows_for_another_candidate_drops_it_unsolved() -> None:
     def fine() -> Iterator[Stage[str, str]]:
         yield Stage(bound=1.0)

@@ -6,22 +6,30 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from autopar.planner.solver import Problem, check_certificate, lifting, solve
+from autopar.planner.solver import Problem, check_certificate, exact, lifting, solve
 
 SCRIPT = """
 import hashlib
 from tests.planner.solver.conftest import build_layers
-from autopar.planner.solver import lifting, solve
+from autopar.planner.solver import exact, lifting, solve
+exact.FIRST_ENTRIES = 0
 lifting.FEWEST_NODES = 50
 solution = solve(build_layers(12))
 print(hashlib.sha256(solution.assignment.tobytes()).hexdigest(), solution.objective.hex(), solution.lower_bound.hex())
 """
 
 
+@pytest.fixture(autouse=True)
+def sweeps_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These problems could be eliminated at once, too."""
+    monkeypatch.setattr(exact, "FIRST_ENTRIES", 0)
+
+
 def test_lifting_changes_neither_optimum_nor_proof(
     monkeypatch: pytest.MonkeyPatch, layers: Callable[..., Problem]
 ) -> None:
     problem = layers(12)
+    monkeypatch.setattr(lifting, "FEWEST_NODES", 10_000)
     plain = solve(problem)
     used = []
     original = lifting.shorten
@@ -48,6 +56,19 @@ def test_a_bound_above_the_cutoff_ends_the_solve_and_is_proven(
         assert int(stopped.statistics["sweeps"]) < int(whole.statistics["sweeps"])
     else:
         assert stopped.objective == whole.objective
+
+
+def test_small_tables_are_eliminated_before_the_first_sweep(
+    monkeypatch: pytest.MonkeyPatch, layers: Callable[..., Problem]
+) -> None:
+    problem = layers(12)
+    swept = solve(problem)
+    monkeypatch.setattr(exact, "FIRST_ENTRIES", 30_000_000)
+    eliminated = solve(problem)
+    check_certificate(problem, eliminated)
+    assert int(swept.statistics["sweeps"]) > 0 == int(eliminated.statistics["sweeps"])
+    assert eliminated.statistics["method"] == "bucket elimination"
+    assert np.isclose(eliminated.objective, swept.objective, rtol=1e-9)
 
 
 def test_two_processes_find_the_same_assignment() -> None:

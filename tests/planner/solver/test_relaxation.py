@@ -56,6 +56,7 @@ def test_prices_of_single_layers_are_proven_on_all_layers(
     problem = replace(free, memory_rows=rows)
     graph, budgets = graph_of(problem), np.ones(num_layers)
     prices = np.linspace(0.0, 2e-4, num_layers)
+    monkeypatch.setattr(relaxation, "FEWEST_NODES", 10_000)
     plain = Relaxation(graph, budgets)
     assert plain.lifting is None
     monkeypatch.setattr(relaxation, "FEWEST_NODES", 50)
