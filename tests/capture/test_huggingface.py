@@ -12,6 +12,7 @@ from autopar.capture import capture, huggingface
 from autopar.errors import CaptureError
 from autopar.passes.tidy.read_masks import ATTENTION
 from benchmarks.context_parity.models import hugging_face
+from benchmarks.same_programs import capture_reasons
 from benchmarks.zoo.registry import zoo_model
 from tests.capture.execute import eager_step, outputs_of, run_program, worst_gradient_error
 
@@ -31,6 +32,18 @@ def test_the_switch_for_checks_is_as_before_after_a_capture() -> None:
     model, inputs = zoo_model("gpt2")
     capture(model, (), inputs)
     assert os.environ.get(SWITCH) == before
+
+
+def test_the_first_capture_of_a_model_is_by_blocks_and_hidden_states_are_returned_after_it() -> None:
+    configuration = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=6, num_attention_heads=2, vocab_size=16
+    )
+    model = transformers.LlamaForCausalLM(configuration)
+    tokens = torch.randint(0, 16, (4, 8))
+    with capture_reasons() as reasons:
+        capture(model, (), {"input_ids": tokens, "labels": tokens})
+    assert reasons == ["model.layers: 4 of 6 equal modules are traced"]
+    assert len(model(input_ids=tokens, output_hidden_states=True).hidden_states) == 7
 
 
 @pytest.mark.exhaustive

@@ -96,8 +96,8 @@ def _extended(step: TrainingStep, runs: Sequence[Run], trace: Trace, watched: Wa
 def _outline(step: TrainingStep, runs: Sequence[Run], watched: Watched, members: dict[Run, Sequence[str]]) -> Outline:
     index = {path: (run, number) for run in runs for number, path in enumerate(members[run])}
     with contextlib.ExitStack() as stack:
+        mode, tensors = stack.enter_context(watched(step))  # where it prepares the model, that stays
         stack.enter_context(_nothing_changed(step))  # read before others stand in for the forwards of the members
-        mode, tensors = stack.enter_context(watched(step))
         outline = Outline(mode, index)
         outline.given(step)
         for run in runs:
