@@ -44,14 +44,15 @@ class Constraints:
     """What the search may not choose. `placements`: pattern -> axis -> placement;
     `recompute`: pattern of modules or operators -> what backward computes again; `implementations`: pattern of modules
     or operators -> the operator alternative by which those that have it run; `pinned`: whole decisions for parameters;
-    `cp`, `ep`: how attention and products of experts run over axes of these names; `no_replicated_compute`: heavy
-    operators may not be replicated on any axis."""
+    `cp`, `ep`: how attention and products of experts run over axes of these names; `without_rings`: attention is no
+    ring; `no_replicated_compute`: heavy operators may not be replicated on any axis."""
 
     placements: PlacementRules = field(default_factory=dict)
     recompute: Mapping[str, Recompute] = field(default_factory=dict)
     implementations: Mapping[str, str] = field(default_factory=dict)
     pinned: Mapping[str, ParameterPlan] = field(default_factory=dict)
     cp: ContextParallelism | None = None
+    without_rings: bool = False
     ep: ExpertParallelism | None = None
     no_replicated_compute: bool = False
 

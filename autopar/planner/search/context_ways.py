@@ -2,12 +2,13 @@
 
 A ring's price is what shows of its hops (`Prices.ring_seconds`), that of a gather or of an all-to-all is whole. The
 lowered program starts these early, too, so the played steps may stand the other way round: 4,096 tokens on four ranks
-at 200 Mbit/s, ring 0.97 s and gathered keys 0.88 s. Where a ring was chosen freely, the other ways are planned as well,
-and the shortest played step is the answer. A ring of all ranks is one of them where memory is short: of a question with
-more layouts a short search finds a plan that computes more again (524,288 tokens of Llama-3-8B on 8 H100: 162 s freely,
-132 s as a ring), or none in its time; then the ring is the answer. Where next to nothing of the communication shows, no
-other way has much to win, and none is planned, but where processors pay for collectives themselves: a ring has most of
-them (1,024 tokens at 1 Gbit/s: 0.38 s as a ring that shows nothing, 0.34 s with gathered keys).
+at 200 Mbit/s, ring 0.97 s and gathered keys 0.88 s. Where a ring was chosen freely, the best plan without
+one is searched as well, and the shorter played step is the answer: prices say the same of gathers and all-to-alls, so
+that one search tells these apart. Where memory is short, each of the three ways is searched by itself: of a question
+with more layouts a short search finds a plan that computes more again (524,288 tokens of Llama-3-8B on 8 H100: 162 s
+freely, 132 s as a ring), or none in its time; then the ring is the answer. Where next to nothing of the communication
+shows, no other way has much to win, and none is planned, but where processors pay for collectives themselves: a ring
+has most of them (1,024 tokens at 1 Gbit/s: 0.38 s as a ring that shows nothing, 0.34 s with gathered keys).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from autopar.errors import AutoparError
 from autopar.layouts.placement import Mesh
@@ -29,8 +31,8 @@ from autopar.request.mesh_axes import CONTEXT_AXES
 
 log = logging.getLogger(__name__)
 
-FREE = "as chosen"
-"""The plan without a way that was asked for, in notes."""
+FREE, WITHOUT_RINGS = "as chosen", "no ring"
+"""The plan without a way that was asked for, and the one whose attention is no ring, in notes."""
 SHOWS = 0.02
 """Part of a step that its communication must add for other ways to be planned, each at the cost of another search.
 Llama-3-8B, 8 x 8,192 tokens on 8 H100: a ring shows 1.3 %, Ulysses is 1.0 % shorter, and asking all takes three times
@@ -52,12 +54,12 @@ def planned_the_other_ways_too(search: Callable[[Query], Plan], query: Query) ->
     hides = predicted.exposed_communication_seconds < SHOWS * predicted.step_seconds
     if hides and not short and not query.cluster.collective_host_seconds:
         return plan
-    found = {FREE: plan}
-    for way in CONTEXT_WAYS:
-        if (way != RING or short) and query.deadline.left() > 0:
+    found: dict[str, Plan] = {FREE: plan}
+    for way in CONTEXT_WAYS if short else (WITHOUT_RINGS,):
+        if query.deadline.left() > 0:
             log.info("a ring was chosen: planning %s, too", way)
             try:
-                found[way] = search(replace(query, constraints=replace(query.constraints, cp=way)))
+                found[way] = search(_in_way(query, way))
             except AutoparError as why:
                 log.info("%s cannot be planned: %s", way, why)
     best = min(found, key=lambda way: found[way].predicted.step_seconds)
@@ -71,10 +73,15 @@ def planned_the_other_ways_too(search: Callable[[Query], Plan], query: Query) ->
     return replace(chosen, bound_seconds=bound, gap=gap, notes=(*chosen.notes, note))
 
 
+def _in_way(query: Query, way: str) -> Query:
+    asked: dict[str, Any] = {"without_rings": True} if way == WITHOUT_RINGS else {"cp": way}
+    return replace(query, constraints=replace(query.constraints, **asked))
+
+
 def _as_ring(search: Callable[[Query], Plan], query: Query) -> Plan:
     """The plan with a ring, of fewer layouts, where a search of all ended without one. Its bound is that of rings."""
     log.info("no plan was found in time: planning a ring")
-    plan = search(replace(query, constraints=replace(query.constraints, cp="ring")))
+    plan = search(_in_way(query, RING))
     note = "attention over cp: a ring, as the search of all ways ended without a plan; the bound is that of rings"
     return replace(plan, notes=(*plan.notes, note))
 

@@ -12,14 +12,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import autopar
+from autopar.capture import capture
 from autopar.errors import InfeasibleError
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
 from autopar.planner.memory.shortage import SearchEnded
 from autopar.planner.one_mesh.query import Query
+from autopar.planner.problem.constraint_targets import implementations_of
 from autopar.planner.search.context_ways import planned_the_other_ways_too
 from autopar.plans.parallel_plan import Plan
 from autopar.request.axis_ways import ContextParallelism
+from autopar.request.constraints import Constraints
 from tests.planner.problems import captured_mlp, free_query
 
 LENGTH, HEADS, WIDTH = 2048, 4, 64
@@ -74,7 +77,7 @@ def _answer(
     searched: list[Any] = []
 
     def search(query: Query) -> Plan:
-        way = query.constraints.cp
+        way = query.constraints.cp or ("no ring" if query.constraints.without_rings else None)
         searched.append(way)
         if way not in seconds:
             raise failure
@@ -85,24 +88,34 @@ def _answer(
 
 
 def test_the_shortest_played_step_is_the_answer_and_says_so(plans: dict[str, Plan]) -> None:
-    plan, searched = _answer(plans, {None: 0.3, "ulysses": 0.4, "gather": 0.2})
-    assert searched == [None, "ulysses", "gather"]
+    plan, searched = _answer(plans, {None: 0.3, "no ring": 0.2})
+    assert searched == [None, "no ring"]
     assert plan.operators == plans["gather"].operators
     assert plan.bound_seconds == plans["ring"].bound_seconds < plans["gather"].bound_seconds  # of the question asked
     assert plan.gap == pytest.approx(1 - plan.bound_seconds / plan.objective_seconds)
-    assert plan.notes[-1].startswith("attention over cp: gather has the shortest step (as chosen 300")
+    assert plan.notes[-1].startswith("attention over cp: no ring has the shortest step (as chosen 300")
+
+
+def test_without_rings_no_attention_is_one_and_other_alternatives_stay_free() -> None:
+    program = capture(Attention(), (torch.empty(1, LENGTH, WIDTH),))
+    asked = implementations_of(program, Constraints(without_rings=True))
+    found = {str(node.meta["operator"]): name for node, name in asked.items()}
+    assert len(found) == 2, "attention and its backward"
+    assert all("attention" in name for name in found)
+    assert set(found.values()) == {"default"}
 
 
 def test_a_ring_that_is_shorter_stays_as_it_was_found(plans: dict[str, Plan]) -> None:
-    plan, searched = _answer(plans, {None: 0.1, "gather": 0.2})
-    assert searched == [None, "ulysses", "gather"], "what cannot be planned is passed over"
-    assert plan == _lasting(plans["ring"], 0.1)
+    for others in ({"no ring": 0.2}, {}):  # what cannot be planned is passed over
+        plan, searched = _answer(plans, {None: 0.1, **others})
+        assert searched == [None, "no ring"]
+        assert plan == _lasting(plans["ring"], 0.1)
 
 
 def test_a_ring_that_hides_is_held_against_nothing(plans: dict[str, Plan]) -> None:
-    assert _answer(plans, {None: 0.3, "gather": 0.2}, shown=0.01)[1] == [None]
-    searched = _answer(plans, {None: 0.3, "gather": 0.2}, shown=0.01, host=1e-3)[1]
-    assert searched == [None, "ulysses", "gather"], "processors pay for what does not show"
+    assert _answer(plans, {None: 0.3, "no ring": 0.2}, shown=0.01)[1] == [None]
+    searched = _answer(plans, {None: 0.3, "no ring": 0.2}, shown=0.01, host=1e-3)[1]
+    assert searched == [None, "no ring"], "processors pay for what does not show"
 
 
 def test_a_way_that_was_asked_for_and_a_choice_without_a_ring_are_final(plans: dict[str, Plan]) -> None:
