@@ -172,9 +172,9 @@ def recompute_of(program: Program, constraints: Constraints) -> dict[fx.Node, Re
 
 
 def implementations_of(program: Program, constraints: Constraints) -> dict[fx.Node, str]:
-    """Operator -> the operator alternative that `cp=` or `without_rings` asks of it or the user's patterns (of modules or operators,
-    forward and backward) name for it, of those that have it; a later pattern counts before an earlier one. Raises
-    ConfigurationError for a pattern that matches no operator with the alternative."""
+    """Operator -> the operator alternative that `cp=` or `without_rings` asks of it or the user's patterns (of modules
+    or operators, forward and backward) name for it, of those that have it; a later pattern counts before an earlier
+    one. Raises ConfigurationError for a pattern that matches no operator with the alternative."""
     found: dict[fx.Node, str] = {}
     if constraints.cp is not None or constraints.without_rings:
         name = RING if constraints.cp == "ring" else DEFAULT_IMPLEMENTATION
