@@ -20,10 +20,11 @@ DATA = Mesh(("dp_shard",), (8,))
 
 
 class Parts:
-    """Plans of 10 s in one part, of 8 s in two, where a mesh costs at least 6 s in any number."""
+    """Plans of 10 s in one part, of 8 s in two, where a mesh costs at least 6 s in any number. steps: as played."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps: tuple[float, float]) -> None:
         self.asked: list[float] = []
+        self._steps = steps
 
     def __call__(
         self,
@@ -35,16 +36,20 @@ class Parts:
     ) -> Chosen:
         self.asked.append(below)
         seconds = 10.0 if query.micro is None else 8.0
-        best: Any = SimpleNamespace(plan=SimpleNamespace(objective_seconds=seconds)) if seconds < below else None
+        predicted = SimpleNamespace(step_seconds=self._steps[query.micro is not None])
+        plan = SimpleNamespace(objective_seconds=seconds, predicted=predicted)
+        best: Any = SimpleNamespace(plan=plan) if seconds < below else None
         return Chosen(best=best, failures=(), free_bounds={MESH: 6.0})
 
 
-def chosen(monkeypatch: pytest.MonkeyPatch, rival: float | None) -> tuple[Chosen, list[float]]:
+def chosen(
+    monkeypatch: pytest.MonkeyPatch, rival: float | None, steps: tuple[float, float] = (9.0, 7.0)
+) -> tuple[Chosen, list[float]]:
     recapture = SimpleNamespace(at_batch=lambda size: pytest.fail("captured"))
     query: Any = SimpleNamespace(micro=None, micro_batches=None, recapture=recapture)
     two = SimpleNamespace(micro=SimpleNamespace(count=2), shards=None, deadline=SimpleNamespace(left=lambda: 1.0))
     monkeypatch.setattr(module, "micro_batch_queries", lambda *_: iter([two]))
-    choose = Parts()
+    choose = Parts(steps)
     monkeypatch.setattr(module, "choose_mesh", choose)
     monkeypatch.setattr(module, "Plain", SimpleNamespace(of=lambda plan: plan))
     contender: Any = None if rival is None else SimpleNamespace(step_before=lambda work, plain: rival)
@@ -60,6 +65,12 @@ def objective(found: Chosen) -> float:
 def test_more_parts_must_beat_one(monkeypatch: pytest.MonkeyPatch) -> None:
     found, asked = chosen(monkeypatch, None)
     assert objective(found) == 8.0
+    assert asked == [math.inf, 10.0]
+
+
+def test_of_one_part_and_more_the_shorter_played_step_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, asked = chosen(monkeypatch, None, (6.9, 7.0))
+    assert objective(found) == 10.0
     assert asked == [math.inf, 10.0]
 
 
