@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import fx
 
-from autopar.graphs.working_bytes import working_bytes
+from autopar.graphs.working_bytes import _measured, working_bytes
 from autopar.ops import blocks, statistics
+from autopar.ops.attention_operator import attention_by_index
 
 ELEMENTS = 4 * 8 * 16
 CHANNELS = 8 * 4
@@ -109,3 +110,23 @@ def test_operands_that_nobody_described_are_no_error() -> None:
     operand = graph.placeholder("x")
     operand.meta = {}
     assert working_bytes(graph.call_function(statistics.channel_sums, (operand,))) == 0
+
+
+def test_the_salt_of_a_layer_is_no_reason_to_measure_again() -> None:
+    block, shape = (2, 4, 8, 16), (2, 4, 32, 8)
+    runs = (((0, 2),), ((0, 4),), ((8, 8),), ((0, 8),))
+
+    def bytes_of(salt: int, scale: float) -> int:
+        graph = fx.Graph()
+        operands = [graph.placeholder(name) for name in ("query", "key", "value")]
+        for operand in operands:
+            operand.meta = {"local_shape": block, "dtype": torch.float32}
+        arguments = (*operands, None, 0.0, True, scale, salt, None, runs, shape)
+        return working_bytes(graph.call_function(attention_by_index, arguments))
+
+    bytes_of(0, 0.5)
+    measured = _measured.cache_info().misses
+    assert bytes_of(7, 0.5) == bytes_of(0, 0.5) > 0
+    assert _measured.cache_info().misses == measured
+    bytes_of(7, 0.25)
+    assert _measured.cache_info().misses == measured + 1
