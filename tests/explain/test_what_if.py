@@ -12,6 +12,7 @@ import autopar
 from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
+from autopar.planner.one_mesh import query
 from autopar.planner.one_mesh.warm_start import labels_like
 from autopar.planner.problem.program_cache import Memo
 from autopar.planner.solver import solve
@@ -40,6 +41,16 @@ def test_a_planner_answers_as_plan_does() -> None:
         alone = autopar.plan(Mlp(), INPUTS, cluster=CLUSTER, **question)  # type: ignore[arg-type]
         assert answer.objective_seconds == pytest.approx(alone.objective_seconds, rel=1e-9)
         assert answer.prices_hash == alone.prices_hash
+
+
+def test_kernels_are_chosen_once_for_a_program_and_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[str] = []
+    monkeypatch.setattr(query, "cheaper_kernels", lambda program, backend, device: chosen.append(device.name) or ())
+    planner = autopar.Planner(Mlp(), INPUTS, cluster=CLUSTER)
+    for dims in ({"tp": 4}, {"dp_shard": 4}):
+        planner.plan(dims=dims, mode="fast")
+    planner.plan(dims={"tp": 4}, mode="fast", kernels=())
+    assert len(chosen) == 1
 
 
 def test_labels_of_a_plan_are_those_that_made_it() -> None:

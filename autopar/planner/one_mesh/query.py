@@ -102,7 +102,12 @@ class Query:
         Raises ConfigurationError for constraints and optimizers that the program cannot have."""
         cluster, kept = request.cluster, kept or ProgramCache()
         backend = kernel_backend(cluster)
-        kernels = cheaper_kernels(program, backend, cluster.device) if request.kernels is None else request.kernels
+        kernels = request.kernels
+        if kernels is None:
+            captured, device = program, cluster.device
+            kernels = kept.kernels.recall(
+                (captured, backend, device), lambda: cheaper_kernels(captured, backend, device)
+            )
         program = with_kernels(program, kernels)
         load = load_shares(request.expert_load, expert_counts(program.graph))
         replicated = replicated_of_modules(request.replicated_experts, load, expert_counts(program.graph))

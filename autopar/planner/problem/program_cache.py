@@ -42,8 +42,8 @@ class Memo(Generic[Answer]):
 
 
 class ProgramCache:
-    """factorisations: of programs; built: problems, priced, before the user's constraints; solved: their optima without
-    a memory limit."""
+    """kernels: kinds of kernels of ours that make programs cheaper; factorisations: of programs; built: problems, priced,
+    before the user's constraints; solved: their optima without a memory limit."""
 
     def __init__(self, size: int = 0) -> None:
         self._size = size
@@ -51,6 +51,7 @@ class ProgramCache:
 
     def forget(self) -> None:
         """Begin anew: the operators' rules are others now."""
+        self.kernels: Memo[tuple[str, ...]] = Memo(self._size)
         self.factorisations: Memo[Factorisation] = Memo(self._size)
         self.built: Memo[Built] = Memo(self._size)
         self.solved: Memo[Solution] = Memo(self._size)
