@@ -42,8 +42,8 @@ class Memo(Generic[Answer]):
 
 
 class ProgramCache:
-    """kernels: kinds of kernels of ours that make programs cheaper; factorisations: of programs; built: problems, priced,
-    before the user's constraints; solved: their optima without a memory limit."""
+    """kernels: kinds of kernels of ours that make programs cheaper; factorisations: of programs; built: problems,
+    priced, before the user's constraints; solved: their optima without a memory limit."""
 
     def __init__(self, size: int = 0) -> None:
         self._size = size
