@@ -71,8 +71,6 @@ def _nothing(*_: Any) -> None:
     """A kernel in place."""
 
 
-SALT = "salt"
-"""The argument that says which draws an operator makes."""
 WITH_BUFFERS: Mapping[str, Callable[..., Any]] = {
     "linear_cross_entropy": partial(rows_in_chunks, statistics=cross_entropy_rows),
     "linear_cross_entropy_backward": partial(gradients_in_chunks, overwrite=_nothing),
@@ -100,10 +98,9 @@ def working_bytes(node: fx.Node) -> int:
 def _alike(node: fx.Node) -> tuple[Any, ...]:
     """The arguments without a salt, by which the draws of equal layers differ."""
     names = argument_names(node.target)
-    if SALT not in names:
+    if "salt" not in names:
         return node.args
-    at = names.index(SALT)
-    return (*node.args[:at], *(0 for _ in node.args[at : at + 1]), *node.args[at + 1 :])
+    return tuple(0 if name == "salt" else value for name, value in zip(names, node.args, strict=False))
 
 
 @cache

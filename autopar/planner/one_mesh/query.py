@@ -104,10 +104,8 @@ class Query:
         backend = kernel_backend(cluster)
         kernels = request.kernels
         if kernels is None:
-            captured, device = program, cluster.device
-            kernels = kept.kernels.recall(
-                (captured, backend, device), lambda: cheaper_kernels(captured, backend, device)
-            )
+            asked = program, backend, cluster.device
+            kernels = kept.kernels.recall(asked, lambda: cheaper_kernels(*asked))
         program = with_kernels(program, kernels)
         load = load_shares(request.expert_load, expert_counts(program.graph))
         replicated = replicated_of_modules(request.replicated_experts, load, expert_counts(program.graph))

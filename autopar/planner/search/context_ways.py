@@ -2,13 +2,14 @@
 
 A ring's price is what shows of its hops (`Prices.ring_seconds`), that of a gather or of an all-to-all is whole. The
 lowered program starts these early, too, so the played steps may stand the other way round: 4,096 tokens on four ranks
-at 200 Mbit/s, ring 0.97 s and gathered keys 0.88 s. Where a ring was chosen freely, the best plan without
-one is searched as well, and the shorter played step is the answer: prices say the same of gathers and all-to-alls, so
-that one search tells these apart. Where memory is short, each of the three ways is searched by itself: of a question
-with more layouts a short search finds a plan that computes more again (524,288 tokens of Llama-3-8B on 8 H100: 162 s
-freely, 132 s as a ring), or none in its time; then the ring is the answer. Where next to nothing of the communication
-shows, no other way has much to win, and none is planned, but where processors pay for collectives themselves: a ring
-has most of them (1,024 tokens at 1 Gbit/s: 0.38 s as a ring that shows nothing, 0.34 s with gathered keys).
+at 200 Mbit/s, ring 0.97 s and gathered keys 0.88 s. Where a ring was chosen freely, the best plan without one is
+searched as well, and the shorter played step is the answer. Prices count gathers and all-to-alls alike, so that one
+search chooses between them (Llama-3-8B, 8 x 8,192 tokens, `dp_shard=2`, `cp=4` on 8 H100: gathered keys, 1.3 % above
+Ulysses). Where memory is short, each of the three ways is searched by itself: of a question with more layouts a short
+search finds a plan that computes more again (524,288 tokens of Llama-3-8B on 8 H100: 162 s freely, 132 s as a ring), or
+none in its time; then the ring is the answer. Where next to nothing of the communication shows, no other way has much
+to win, and none is planned, but where processors pay for collectives themselves: a ring has most of them (1,024 tokens
+at 1 Gbit/s: 0.38 s as a ring that shows nothing, 0.34 s with gathered keys).
 """
 
 from __future__ import annotations
@@ -35,8 +36,7 @@ FREE, WITHOUT_RINGS = "as chosen", "no ring"
 """The plan without a way that was asked for, and the one whose attention is no ring, in notes."""
 SHOWS = 0.02
 """Part of a step that its communication must add for other ways to be planned, each at the cost of another search.
-Llama-3-8B, 8 x 8,192 tokens on 8 H100: a ring shows 1.3 %, Ulysses is 1.0 % shorter, and asking all takes three times
-as long."""
+Llama-3-8B, 8 x 8,192 tokens on 8 H100: a ring shows 1.3 %, and Ulysses is 1.0 % shorter."""
 
 
 def planned_the_other_ways_too(search: Callable[[Query], Plan], query: Query) -> Plan:

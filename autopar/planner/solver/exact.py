@@ -2,8 +2,7 @@
 
 One round (`_Search.round`):
   1. `reductions.simplify`; if nothing is left, the constant is the optimum;
-  2. bucket elimination, if its tables are small (`bucket_elimination`): in the first round of a large problem they must
-     take less time than sweeps would;
+  2. bucket elimination, if its tables are small (`bucket_elimination`): before the first sweep smaller than later;
   3. dual ascent: messages give a lower bound, roundings give assignments (`_ascend`);
   4. recombination: the best mix of labels seen in recent assignments, exactly, by 1. and 2. (`_recombine`);
   5. remove every label whose bound exceeds the best objective (`_fix`), and start again with what is left: as soon as
@@ -30,9 +29,9 @@ from autopar.planner.solver.solution import Fix, Step, Warmth
 from autopar.planner.solver.warm_messages import load, save
 
 MAX_ROUNDS = 14
-SMALL_NODES, FIRST_ENTRIES = 100, 30_000_000
-"""Above this size bucket elimination takes so many entries at most before the first sweep: no longer than the sweeps.
-GPT-2 on one axis of eight: 0.8 million entries in 0.02 CPU s, where forty sweeps take 1.1."""
+FIRST_ENTRIES = 30_000_000
+"""Of all tables together, up to which bucket elimination comes before the first sweep: it takes about as long as the
+sweeps that it spares. GPT-2 on one axis of eight: 0.8 million entries in 0.02 CPU s, where forty sweeps take 1.1."""
 SWEEPS_PER_LOOK = 10
 """Sweeps (forward and backward) between two looks at bound and rounding."""
 LOOKS_PER_ROUND, FEW_SURVIVE = 4, 0.6
@@ -146,8 +145,7 @@ class _Search:
         if not nodes:
             self._close("reductions")
             return
-        is_first = not self.rounds and len(nodes) >= SMALL_NODES
-        order = elimination_order(self.graph, PEAK_ENTRIES, FIRST_ENTRIES if is_first else TOTAL_ENTRIES)
+        order = elimination_order(self.graph, PEAK_ENTRIES, TOTAL_ENTRIES if self.rounds else FIRST_ENTRIES)
         if order is not None:
             eliminate_all(self.graph, order)
             self._close("bucket elimination")
