@@ -17,15 +17,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autopar.cost_models.operator_sizes import AttentionSizes, MlpSizes, ProductSizes, RowSizes, Sizes
 from autopar.cost_models.operators_attention import (
+    CPU_HEAD_DIM,
+    CPU_NARROW_DIM,
+    CPU_SOFTMAX_DIMS,
+    NARROW,
     attention_curve,
     attention_seconds,
     causal_share_on_cpu,
+    softmax_dims,
     softmax_on_cpu,
 )
 from autopar.cost_models.operators_gemm import ELEMENT_BYTES, Rates, gemm_curve, gemm_seconds
@@ -56,7 +62,7 @@ CPU_ELEMENT_FLOPS: Mapping[str, float] = {
     "erf": 52, "gelu": 20, "gelu_backward": 32, "silu": 16, "silu_backward": 20,
     "native_layer_norm": 11, "native_layer_norm_backward": 17, "_fused_rms_norm": 15,
     "_softmax": 23, "_softmax_backward_data": 6.5, "_log_softmax": 23, "_log_softmax_backward_data": 16,
-    "where": 137, "native_dropout": 308, "cumsum": 38, "reverse_cumsum": 38, "var_mean": 224,
+    "where": 137, "dropout": 680, "cumsum": 38, "reverse_cumsum": 38, "var_mean": 224,
     "linear_recurrence": 100,
 }  # fmt: skip
 """Arithmetic per element of eager operators that memory does not bound on a CPU, in units of 1/40 ns: 2**20
@@ -109,7 +115,8 @@ def operator_seconds(
     if isinstance(sizes, MlpSizes):
         return _tiled_mlp_seconds(device, operator, sizes, dtype)
     if isinstance(sizes, AttentionSizes) and device.kind == "cpu":
-        flops = np.asarray(flops, np.float64) * softmax_on_cpu(sizes.qk_dim, sizes.v_dim)
+        dims = _softmax_dims(device.operators, operator, dtype)
+        flops = np.asarray(flops, np.float64) * softmax_on_cpu(sizes.qk_dim, sizes.v_dim, dims)
         if sizes.causal:
             flops = flops * causal_share_on_cpu(sizes.queries, sizes.keys)
     curve = next((c for c in device.operators if (c.operator, c.dtype) == (operator, dtype)), None)
@@ -258,6 +265,18 @@ def optimizer_seconds(device: Device, bytes_moved: ArrayLike, curve: str = OPTIM
         operator=curve if any(measured.operator == curve for measured in device.operators) else OPTIMIZER,
     )
     return np.where(traffic > 0, seconds, 0.0)
+
+
+@cache
+def _softmax_dims(curves: tuple[OperatorCurve, ...], operator: str, dtype: str) -> float:
+    """What the softmax of a pair costs by the curves of wide and of narrow heads; without them, as elsewhere."""
+    name = operator.removesuffix("_with_mask")
+    found = {c.operator: c for c in curves if c.dtype == dtype and c.operator.removesuffix(NARROW) == name}
+    wide, narrow = found.get(name), found.get(name + NARROW)
+    if wide is None or narrow is None:
+        return CPU_SOFTMAX_DIMS
+    work = narrow.work[-1] * CPU_HEAD_DIM / CPU_NARROW_DIM
+    return softmax_dims(float(_on_curve(wide, work, 0, 0.0)), narrow.seconds[-1])
 
 
 def _on_curve(curve: OperatorCurve, work: ArrayLike, kernels: ArrayLike, launch_seconds: float) -> NDArray[np.float64]:

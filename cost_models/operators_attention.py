@@ -44,18 +44,32 @@ def causal_share_on_cpu(queries: ArrayLike, keys: ArrayLike) -> Floats:
     return np.asarray((s * t - square * (square / 2 - np.minimum(square, CPU_KEYS_PER_BLOCK) / 2)) / (s * t))
 
 
-CPU_SOFTMAX_DIMS = 9
-"""What the softmax of a pair costs on a CPU, in dims of a head: heads of 16, 32, 64 and 128 take 0.91, 1.49, 2.65 and
-5.04 ns a pair forward and 2.3, 3.9, 6.7 and 12.8 backward, of 1,024 and 4,096 fp32 tokens on one AMD EPYC core, torch
-2.13. 0.037 ns a dim and 8.9 dims, 0.093 ns a dim and 9.0 dims."""
-CPU_HEAD_DIM = 64
-"""Dims of the heads whose FLOP/s a CPU's rates and curves of attention say."""
+CPU_SOFTMAX_DIMS = 9.0
+"""What the softmax of a pair costs on a CPU that was not measured, in dims of a head: heads of 16, 32, 64 and 128 take
+0.91, 1.49, 2.65 and 5.04 ns a pair forward and 2.3, 3.9, 6.7 and 12.8 backward, of 1,024 and 4,096 fp32 tokens on one
+AMD EPYC core, torch 2.13. 0.037 ns a dim and 8.9 dims, 0.093 ns a dim and 9.0 dims. On another, products as fast, heads
+of 16 and 64 take 1.5 and 3.7, 4.2 and 9.7 ns: 18 and 20 dims."""
+MOST_SOFTMAX_DIMS = 64.0
+"""More is noise of a measurement."""
+CPU_HEAD_DIM, CPU_NARROW_DIM = 64, 16
+"""Dims of the heads whose FLOP/s a CPU's rates and curves of attention say, and of those measured beside them."""
+NARROW = "_narrow"
+"""Suffix of the curves of narrow heads."""
 
 
-def softmax_on_cpu(qk_dim: float, v_dim: float) -> float:
+def softmax_on_cpu(qk_dim: float, v_dim: float, softmax_dims: float = CPU_SOFTMAX_DIMS) -> float:
     """Seconds of a FLOP of attention on a CPU, against one of heads of `CPU_HEAD_DIM`."""
     dims = (qk_dim + v_dim) / 2
-    return (1 + CPU_SOFTMAX_DIMS / dims) / (1 + CPU_SOFTMAX_DIMS / CPU_HEAD_DIM)
+    return (1 + softmax_dims / dims) / (1 + softmax_dims / CPU_HEAD_DIM)
+
+
+def softmax_dims(wide_seconds: float, narrow_seconds: float) -> float:
+    """What the softmax of a pair costs in dims of a head, of the same pairs with wide and with narrow heads: their
+    seconds are a line in the dims."""
+    if wide_seconds <= narrow_seconds:
+        return MOST_SOFTMAX_DIMS
+    found = (CPU_HEAD_DIM * narrow_seconds - CPU_NARROW_DIM * wide_seconds) / (wide_seconds - narrow_seconds)
+    return min(max(found, 0.0), MOST_SOFTMAX_DIMS)
 
 
 def keys_in_zigzag(queries: ArrayLike, keys: ArrayLike, kind: str) -> Floats:

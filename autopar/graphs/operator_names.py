@@ -43,8 +43,12 @@ def base_name(target: object) -> str:
 
 
 def curve_name(target: object) -> str:
-    """The name under which a profile has an operator's curve: lowered expert products are those of captured graphs."""
-    return base_name(target).removeprefix("sorted_")
+    """The name under which a profile has an operator's curve: what runs in its place has its rate.
+
+    sorted_expert_linear  expert_linear        attention_by_index, ring_attention, attention_block  attention
+    """
+    name = base_name(target).removeprefix("sorted_").removesuffix("_by_index")
+    return name.removeprefix("ring_").replace("attention_block", "attention")
 
 
 def operator_kind(target: object) -> OperatorKind:

@@ -154,9 +154,9 @@ MEMORY_OPERATORS: dict[str, tuple[Callable[..., Any], Maker]] = {
     "_softmax_backward_data": (lambda x, y: aten._softmax_backward_data(x, y, -1, torch.float32), _two),
     "_log_softmax": (lambda x: aten._log_softmax.default(x, -1, False), _one),
     "_log_softmax_backward_data": (lambda x, y: aten._log_softmax_backward_data(x, y, -1, torch.float32), _two),
-    "native_dropout": (lambda x: aten.native_dropout.default(x, 0.1, True), _one),
+    "dropout": (lambda x: torch.ops.autopar.dropout.default(x, 0.1, 0), _one),
 }
-"""ATen name -> (call, arguments for a number of elements)."""
+"""Bare name -> (call, arguments for a number of elements)."""
 
 ELEMENTS = (1 << 8, 1 << 13, 1 << 16, 1 << 18, 1 << 21)
 """1 KB to 8 MB of float32: nothing but overhead, in the first cache, in the second, in memory."""

@@ -1,9 +1,10 @@
 """The operators of a profile that are measured by their FLOPs: products, attention, convolutions, experts.
 
-    mm (8, 16) @ (16, 8), ... (1024, 512) @ (512, 1024)      attention of 2 to 16 batches, of 65 to 256 tokens
+    mm (8, 16) @ (16, 8), ... (1024, 512) @ (512, 1024)      attention of 1 to 16 batches, of 32 to 1,024 tokens
 
-FLOPs are counted as the rules count them: no causal mask is taken off, an expert multiplies its rows only. Those of
-attention are of heads of 64: narrower ones count for more, as each pair has its softmax (`softmax_on_cpu`).
+FLOPs are those that are computed: of a causal mask `causal_share_on_cpu`, an expert multiplies its rows only.
+Attention is measured with heads of 64, and once with narrow ones, which tell the softmax of a pair from its products
+(`softmax_dims`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from autopar import ops as _operators  # registers autopar.attention  # noqa: F401
-from autopar.cost_models.operators_attention import softmax_on_cpu
+from autopar.cost_models.operators_attention import CPU_HEAD_DIM, CPU_NARROW_DIM, NARROW, causal_share_on_cpu
 
 aten = torch.ops.aten
 
@@ -39,8 +40,10 @@ MATMUL_SHAPES = (
 """m, k, n of m k @ k n."""
 BATCHED_SHAPES = ((8, 16, 16, 16), (32, 64, 32, 64), (32, 96, 64, 96), (32, 128, 64, 128), (32, 256, 64, 256))
 """batch, m, k, n."""
-ATTENTION_SHAPES = ((2, 4, 32, 32), (8, 4, 64, 64), (8, 4, 100, 64), (16, 4, 65, 48), (8, 8, 128, 64), (4, 8, 256, 64))
-"""batch, heads, sequence, width of a head."""
+ATTENTION_SHAPES = ((2, 4, 32), (8, 4, 64), (8, 4, 100), (16, 4, 65), (8, 8, 128), (4, 8, 256))
+"""batch, heads, sequence."""
+LONG_SHAPE = (1, 8, 1024)
+"""Of attention without a mask, with wide and with narrow heads."""
 CONVOLUTION_SHAPES = ((4, 16, 16, 16), (4, 32, 32, 24), (8, 32, 32, 32), (8, 64, 64, 16), (8, 64, 64, 32))
 """batch, channels in and out, height and width; 3 x 3."""
 EXPERT_SHAPES = ((64, 64, 64), (512, 128, 256), (2048, 256, 256))
@@ -51,6 +54,7 @@ NUM_PRODUCTS = (
     len(MATMUL_SHAPES)
     + len(BATCHED_SHAPES)
     + 3 * len(ATTENTION_SHAPES)
+    + 4  # of the long shape
     + 2 * (len(CONVOLUTION_SHAPES) + len(EXPERT_SHAPES))
 )
 
@@ -80,32 +84,34 @@ def _products() -> Iterator[Sample]:
 
 
 def _attention() -> Iterator[Sample]:
-    kernels = torch.ops.autopar
-    for batch, heads, sequence, width in ATTENTION_SHAPES:
-        query, key, value = (torch.randn(batch, heads, sequence, width) for _ in range(3))
-        scores = 2.0 * batch * heads * sequence * sequence * width * softmax_on_cpu(width, width)
-        options: tuple[Any, ...] = (0.0, True, None, 0)
-        out, logsumexp = kernels.attention.default(query, key, value, None, *options)
-        forward = partial(kernels.attention.default, query, key, value, None, *options)
-        yield Sample(name="attention", work=2 * scores, call=forward)
-        back = partial(kernels.attention_backward.default, out, query, key, value, None, out, logsumexp, *options)
-        yield Sample(name="attention_backward", work=5 * scores, call=back)
-        mask = torch.zeros(1, heads, sequence, sequence)
-        with_mask = partial(
-            kernels.attention_backward_with_mask.default,
-            out,
-            query,
-            key,
-            value,
-            mask,
-            out,
-            logsumexp,
-            0.0,
-            False,
-            None,
-            0,
-        )
-        yield Sample(name="attention_backward_with_mask", work=5 * scores, call=with_mask)
+    for shape in ATTENTION_SHAPES:
+        yield from _attention_of(*shape, CPU_HEAD_DIM)
+        yield _masked_backward(*shape)
+    yield from _attention_of(*LONG_SHAPE, CPU_HEAD_DIM)
+    yield from _attention_of(*LONG_SHAPE, CPU_NARROW_DIM, NARROW)
+
+
+def _attention_of(batch: int, heads: int, sequence: int, width: int, suffix: str = "") -> Iterator[Sample]:
+    """Causal, forward and backward."""
+    kernels, options = torch.ops.autopar, (0.0, True, None, 0)
+    query, key, value = (torch.randn(batch, heads, sequence, width) for _ in range(3))
+    scores = 2.0 * batch * heads * sequence**2 * width * float(causal_share_on_cpu(sequence, sequence))
+    out, logsumexp = kernels.attention.default(query, key, value, None, *options)
+    forward = partial(kernels.attention.default, query, key, value, None, *options)
+    yield Sample(name=f"attention{suffix}", work=2 * scores, call=forward)
+    back = partial(kernels.attention_backward.default, out, query, key, value, None, out, logsumexp, *options)
+    yield Sample(name=f"attention_backward{suffix}", work=5 * scores, call=back)
+
+
+def _masked_backward(batch: int, heads: int, sequence: int) -> Sample:
+    """With a gradient for the mask."""
+    kernel, options = torch.ops.autopar.attention_backward_with_mask.default, (0.0, False, None, 0)
+    query, key, value = (torch.randn(batch, heads, sequence, CPU_HEAD_DIM) for _ in range(3))
+    out, logsumexp = torch.ops.autopar.attention.default(query, key, value, None, *options)
+    mask = torch.zeros(1, heads, sequence, sequence)
+    call = partial(kernel, out, query, key, value, mask, out, logsumexp, *options)
+    work = 10.0 * batch * heads * sequence**2 * CPU_HEAD_DIM
+    return Sample(name="attention_backward_with_mask", work=work, call=call)
 
 
 def _convolutions() -> Iterator[Sample]:

@@ -9,9 +9,11 @@ from autopar.cost_models.operators_attention import attention_curve, attention_s
 from autopar.cost_models.operators_gemm import Rates
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.device_curves import AttentionCurve, device_curves
+from autopar.hardware.devices import Device, OperatorCurve
 
 RATES = Rates(flops_per_second=252.9e12, memory_bytes_per_second=1.674e12, sm_count=108, l2_bytes=40e6)
 CURVES = device_curves("A100-PCIE-80")
+DEVICE = Cluster.parse("4 cpu").device
 LLAMA = {"heads": 32, "key_heads": 8, "queries": 4096, "keys": 4096, "qk_dim": 128, "v_dim": 128}
 
 
@@ -76,21 +78,35 @@ def test_a_causal_mask_on_a_cpu_saves_whole_blocks_of_keys(queries: int, keys: i
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_cpu_pays_the_softmax_of_a_pair_whatever_the_width_of_its_heads(backward: bool) -> None:
     """Nanoseconds of a pair are a line in the dims of a head: measured, see `CPU_SOFTMAX_DIMS`."""
-
-    def seconds(dims: int) -> float:
-        sizes = AttentionSizes(
-            batch=1, heads=2, queries_per_key=1, queries=4096, keys=4096, qk_dim=dims, v_dim=dims,
-            causal=False, backward=backward,
-        )  # fmt: skip
-        flops = (5 if backward else 2) * 2 * 2 * 4096 * 4096 * dims
-        return float(operator_seconds(
-            Cluster.parse("4 cpu").device, flops=flops, bytes_moved=0, dtype="float32", kind="attention", kernels=0,
-            sizes=sizes,
-        ))  # fmt: skip
-
     measured = {16: 2.33, 32: 3.85, 64: 6.68, 128: 12.76} if backward else {16: 0.91, 32: 1.49, 64: 2.65, 128: 5.04}
     for dims, nanoseconds in measured.items():
-        assert seconds(dims) / seconds(64) == pytest.approx(nanoseconds / measured[64], rel=0.04)
+        found = _on_a_cpu(DEVICE, dims, backward) / _on_a_cpu(DEVICE, 64, backward)
+        assert found == pytest.approx(nanoseconds / measured[64], rel=0.04)
+
+
+def test_a_measured_cpu_pays_the_softmax_that_its_narrow_heads_show() -> None:
+    """Of 2**20 pairs at 3.7 ns with heads of 64 and 1.5 ns with heads of 16, the line through both."""
+    pairs, curves = 2.0**20, []
+    for name, dims, nanoseconds in (("attention", 64, 3.7), ("attention_narrow", 16, 1.5)):
+        curves.append(OperatorCurve(
+            operator=name, dtype="float32", work=(4 * dims * pairs,), seconds=(1e-9 * nanoseconds * pairs,)
+        ))
+    device = replace(DEVICE, operators=tuple(curves))
+    per_pair = {dims: _on_a_cpu(device, dims, False) / (2 * 4096**2) * 1e9 for dims in (16, 32, 64)}
+    assert per_pair == pytest.approx({16: 1.5, 32: 1.5 + (3.7 - 1.5) / 3, 64: 3.7})
+
+
+def _on_a_cpu(device: Device, dims: int, backward: bool) -> float:
+    """Seconds of 2 heads of 4,096 tokens, without a mask."""
+    sizes = AttentionSizes(
+        batch=1, heads=2, queries_per_key=1, queries=4096, keys=4096, qk_dim=dims, v_dim=dims,
+        causal=False, backward=backward,
+    )  # fmt: skip
+    flops = (5 if backward else 2) * 2 * 2 * 4096 * 4096 * dims
+    return float(operator_seconds(
+        device, flops=flops, bytes_moved=0, dtype="float32", kind="attention", kernels=0, sizes=sizes,
+        operator="attention_backward" if backward else "attention",
+    ))  # fmt: skip
 
 
 def test_a_cpu_is_priced_by_what_its_causal_kernel_computes() -> None:

@@ -22,7 +22,15 @@ from autopar.cost_models.operators_attention import keys_in_window, keys_in_zigz
 from autopar.graphs.expert_capacity import capacity_of, places_per_expert
 from autopar.graphs.expert_loads import load_of, replicated_of
 from autopar.graphs.kernel_groups import Traffic, bytes_moved
-from autopar.graphs.operator_names import FLOAT8_PRODUCTS, TILED_MLPS, base_name, is_causal, operator_kind, window_of
+from autopar.graphs.operator_names import (
+    FLOAT8_PRODUCTS,
+    TILED_MLPS,
+    base_name,
+    curve_name,
+    is_causal,
+    operator_kind,
+    window_of,
+)
 from autopar.graphs.rows_per_rank import BusiestRows, busiest_rows, once_per_rank, part_once
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.group_topology import GroupTopology
@@ -169,7 +177,7 @@ class Prices:
             dtype=dtype_name(node),
             kind=kind,
             kernels=1 if leads_kernel else 0,
-            operator=base_name(target),
+            operator=curve_name(target),
             sizes=sizes or kernel_rows,
             share=kernel_share,
         )
@@ -189,7 +197,7 @@ class Prices:
     def _sizes(self, node: fx.Node, name: str, rule: Rule, strategies: Strategies) -> Sizes | None:
         """The sizes of an operator on the fullest rank under every strategy, where its price asks for them. What goes
         around a ring is whole in the end: the operands behind the query."""
-        asks = self.cluster.device.curves is not None or is_causal(node) or window_of(node) is not None
+        asks = self.cluster.device.curves is not None or operator_kind(name) == "attention"
         asks = asks or name in (*FLOAT8_PRODUCTS, *TILED_MLPS)
         if not asks or not has_sizes(name) or strategies.outputs[0] is None:
             return None

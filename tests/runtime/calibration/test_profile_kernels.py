@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from autopar.cli.commands import commands
 from autopar.cost_models.operator_costs import operator_seconds
 from autopar.cost_models.operator_sizes import ProductSizes
+from autopar.cost_models.operators_attention import NARROW
 from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.operator_profile import OperatorProfile, load_profile, save_profile
@@ -88,7 +89,7 @@ def test_the_census_names_each_operator_at_several_amounts_of_work() -> None:
     for sample in itertools.chain.from_iterable(rounds()):
         found.setdefault(sample.name, []).append(sample.work)
     assert sum(map(len, found.values())) == NUM_SAMPLES
-    assert all(len(set(work)) >= 3 for work in found.values())
+    assert all(len(set(work)) >= 3 for name, work in found.items() if not name.endswith(NARROW))
 
 
 def test_operators_of_like_sizes_take_turns_and_updates_have_their_own() -> None:
