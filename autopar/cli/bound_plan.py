@@ -120,13 +120,29 @@ def model_of(plan: Plan, given: Mapping[str, Any]) -> tuple[nn.Module, Inputs]:
 
 def cluster_of(plan: Plan, said: Mapping[str, Any], given: Mapping[str, Any]) -> Cluster:
     """The cluster of a question. Raises ConfigurationError where it has another number of devices than the plan."""
-    cluster = read_cluster(str(given.get("cluster") or said.get("cluster_text") or plan.cluster))
+    text = given.get("cluster") or said.get("cluster_text")
+    cluster = read_cluster(str(text)) if text else _named(plan)
     if cluster.num_devices != plan.num_ranks:
         raise ConfigurationError(
             f"the plan has {plan.num_ranks} ranks, {cluster.name} {cluster.num_devices} devices: name its own "
             "cluster; `autopar what-if PLAN --on CLUSTER` plans for another one"
         )
     return cluster
+
+
+def _named(plan: Plan) -> Cluster:
+    """The cluster that a plan names: a description, or the name of this machine. Raises ConfigurationError for the name
+    of another machine."""
+    try:
+        return read_cluster(plan.cluster)
+    except ConfigurationError as no_description:
+        here = Cluster.detect(plan.num_ranks)
+        if here.name == plan.cluster:
+            return here
+        raise ConfigurationError(
+            f"the plan was made on {plan.cluster!r}, which is not this machine ({here.name!r}) and describes no "
+            'cluster: give --cluster, a description ("8 H100-SXM"), a file of `autopar profile`, or "here"'
+        ) from no_description
 
 
 def asked(said: Mapping[str, Any]) -> dict[str, Any]:

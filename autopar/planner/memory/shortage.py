@@ -56,6 +56,17 @@ class SearchEnded(InfeasibleError):
         self.mesh = mesh
 
 
+class Slower(InfeasibleError):
+    """A mesh was not fitted into memory, or not solved to its end, as its bound is above the seconds of another
+    answer."""
+
+    def __init__(self, mesh: Mesh, seconds: float, other_seconds: float, how: str) -> None:
+        super().__init__(
+            f"mesh {mesh.shape} takes at least {format_seconds(seconds)} {how}, and another answer "
+            f"{format_seconds(other_seconds)}"
+        )
+
+
 class DoesNotFit(InfeasibleError):
     """Nothing fits on one mesh. needed_bytes: the least that was found per device; parts: where they go; beside: what
     else is short, where that fits; by_way: way of recomputing or of using the host -> the least that it needs."""

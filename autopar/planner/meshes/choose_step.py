@@ -12,7 +12,9 @@ less (`hidden_communication.py`), and with the baselines; the simulator, which p
 bound and gap of the plan are those of the sum under which it was found, on its mesh.
 
 A mesh is solved under a share only where its optimum may be below the shortest played step: solves under other shares
-bound it (`hidden_bounds.py`), and a solve ends with its first bound above that step. That a plan whose sum under the
+bound it (`hidden_bounds.py`), and a solve ends with its first bound above that step. Where memory binds, it ends, too,
+where another mesh has a plan under the same share that costs no more to `certified_gap`: such plans are mostly the same
+on every mesh. That a plan whose sum under the
 share is above a played step is not played faster itself holds where at most the share of its parameters' communication
 hides and its collectives are joined no further than the sum counts them; elsewhere it is an estimate. What was played
 is not played again, and one device has nothing to hide.
@@ -64,14 +66,18 @@ def shortest_step(query: Query, chosen: Chosen, known: Sequence[Candidate], step
     search = query.search
     end = time.process_time() + search.hidden_seconds
     less = search.in_part(LIMITS.time_share_if_played)
+    sums = dict.fromkeys(search.hidden_shares, math.inf)
     for share, mesh in itertools.product(search.hidden_shares, meshes):
         if time.process_time() > end or query.deadline.left() <= 0.0:
             break
         below = limit if best is None else _step(best)
         if bounds.at_least(mesh, share) >= below:
             continue
-        found = _found(replace(query, hidden_share=share, search=less), mesh, below, bounds, played)
+        cheaper = min(below, sums[share] * (1.0 - LIMITS.certified_gap))
+        asked = replace(query, hidden_share=share, search=less, stop_above=cheaper)
+        found = _found(asked, mesh, below, bounds, played)
         if found is not None:
+            sums[share] = min(sums[share], found.plan.objective_seconds)
             played.append(found)
             best = found if _step(found) < below else best
     if best is None:

@@ -20,11 +20,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.errors import InfeasibleError
 from autopar.layouts.placement import Mesh
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.memory_rows import MemoryModel
-from autopar.planner.memory.shortage import DoesNotFit
+from autopar.planner.memory.shortage import DoesNotFit, Slower
 from autopar.planner.meshes.contenders import Contender, Plain
 from autopar.planner.meshes.mesh_search import Stage
 from autopar.planner.meshes.mesh_shapes import coarser, link_key, parts_of
@@ -42,11 +41,6 @@ log = logging.getLogger(__name__)
 
 
 Made = Sequence[Decision]
-
-
-class Slower(InfeasibleError):
-    """A mesh was not fitted into memory, or not solved to its end, as its bound is above the seconds of another
-    answer."""
 
 
 class SolvedMeshes:
@@ -207,10 +201,7 @@ class SolvedMeshes:
 
     def _refuse_slower(self, mesh: Mesh, free: Solution) -> None:
         if free.lower_bound >= self._other_seconds:
-            raise Slower(
-                f"mesh {mesh.shape} takes at least {format_seconds(free.lower_bound)} without a memory limit, and "
-                f"another answer {format_seconds(self._other_seconds)}"
-            )
+            raise Slower(mesh, free.lower_bound, self._other_seconds, "without a memory limit")
 
     def _is_short(self, mesh: Mesh, free: Solution) -> bool:
         """Whether the best optimum so far needs more memory than there is."""

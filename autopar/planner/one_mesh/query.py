@@ -88,6 +88,8 @@ class Query:
     hidden_share: float = 0.0
     """Part of the seconds of all communication of parameters that the objective leaves out
     (`hidden_communication.py`)."""
+    stop_above: float = math.inf
+    """Seconds of the sum of costs: a plan under the memory limit whose bound is above is of no interest."""
     deadline: Deadline = NO_DEADLINE
     warm_start: Plan | None = None
     kept: ProgramCache = field(default_factory=ProgramCache, compare=False)
@@ -197,6 +199,7 @@ class Query:
             bound_constraints=(),
             budget_bytes=0.0,
             search=SEARCH["default"],
+            stop_above=math.inf,
             deadline=NO_DEADLINE,
             warm_start=None,
             recompute=None,

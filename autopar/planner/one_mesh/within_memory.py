@@ -36,7 +36,7 @@ from autopar.planner.memory.recomputation import (
     repeatable,
     with_states,
 )
-from autopar.planner.memory.shortage import DoesNotFit, SearchEnded, fullest_parts
+from autopar.planner.memory.shortage import DoesNotFit, SearchEnded, Slower, fullest_parts
 from autopar.planner.memory.spans import SpanBytes, smallest_spans
 from autopar.planner.one_mesh.form_labels import FormLabels
 from autopar.planner.one_mesh.host_labels import PHASES, HostLabels
@@ -204,7 +204,7 @@ class WithinMemory:
 
     @phase("solve")
     def solve(self) -> Solution:
-        """The optimum under the limit, as far as the moments are known. Raises DoesNotFit and SearchEnded."""
+        """The optimum under the limit, as far as the moments are known. Raises DoesNotFit, SearchEnded and Slower."""
         model = self.models[id(self.built)]
         orders = (*ORDERS, *self._other_orders)
         starts = [with_states(self.plain, self.built, start, states) for start in self.starts for states in orders]
@@ -232,7 +232,10 @@ class WithinMemory:
             warm_start=self._start(problem, LIMITS.start_share * seconds),
             warm_multipliers=[*(self.prices.get(position, 0.0) for position in positions), *[0.0] * len(self.links)],
             stop=query.deadline.stop,
+            stop_above=query.stop_above,
         )
+        if solution.lower_bound > query.stop_above and solution.status is not Status.INFEASIBLE:
+            raise Slower(self.mesh, solution.lower_bound, query.stop_above, "under the memory limit")
         fits = _fits(problem, solution.assignment)
         if solution.statistics.get("forbidden") if fits else solution.status is not Status.INFEASIBLE:
             raise SearchEnded(self.mesh, seconds, query.budget_bytes)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from autopar.errors import InfeasibleError
 from autopar.layouts.placement import Mesh
-from autopar.planner.memory.shortage import DoesNotFit
+from autopar.planner.memory.shortage import DoesNotFit, Slower
 from autopar.planner.meshes.baseline_plans import (
     KnownPlans,
     Shapes,
@@ -29,7 +29,6 @@ from autopar.planner.meshes.choose_mesh import Chosen, choose_mesh
 from autopar.planner.meshes.choose_micro_batches import choose_micro_batches, query_in_parts
 from autopar.planner.meshes.choose_step import instead, shortest_step
 from autopar.planner.meshes.from_baselines import at_least_as_good
-from autopar.planner.meshes.solved_meshes import Slower
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.read_solution import switching_costs
 from autopar.planner.pipelines.free_pipelines import FreePipelines, pipeline_instead

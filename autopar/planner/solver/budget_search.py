@@ -51,8 +51,10 @@ class BudgetedOutcome:
 class BudgetSearch:
     """The state of one solve: assignments met, the bound, the multipliers and their proof."""
 
-    def __init__(self, problem: Problem, original: Problem, gap: float, deadline: Deadline) -> None:
-        self.original, self.gap, self.deadline = original, gap, deadline
+    def __init__(
+        self, problem: Problem, original: Problem, gap: float, deadline: Deadline, stop_above: float = np.inf
+    ) -> None:
+        self.original, self.gap, self.deadline, self.stop_above = original, gap, deadline, stop_above
         self.plans = Plans(original)
         self.directions = Directions(self.plans)
         self.problem = problem
@@ -68,9 +70,10 @@ class BudgetSearch:
         self.statistics: dict[str, float | int | str] = {"method": "lagrangian", "prices": 0}
 
     def finished(self) -> bool:
-        """Return whether the gap is reached or time is up."""
+        """Return whether the gap is reached, the bound is above what counts, or time is up."""
         best = self.plans.objective()
-        return best - self.bound <= self.gap * abs(best) < np.inf or self.deadline.left() <= 0.0
+        enough = best - self.bound <= self.gap * abs(best) < np.inf or self.bound > self.stop_above
+        return enough or self.deadline.left() <= 0.0
 
     def without_budgets(self, warm_start: Integers | None) -> None:
         """Solve at multipliers 0: a bound, and the answer if it fits."""

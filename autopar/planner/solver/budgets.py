@@ -41,9 +41,11 @@ def solve_within_budgets(
     deadline: Deadline,
     warm_start: Integers | None,
     warm_multipliers: Sequence[float] | None,
+    stop_above: float = np.inf,
 ) -> BudgetedOutcome:
-    """Minimise the cost within all memory rows. `problem` is `original` with costs cut at a ceiling."""
-    search = BudgetSearch(problem, original, gap, deadline)
+    """Minimise the cost within all memory rows, or find a bound above `stop_above`. `problem` is `original` with costs
+    cut at a ceiling."""
+    search = BudgetSearch(problem, original, gap, deadline, stop_above)
     if warm_start is not None:
         search.plans.take(warm_start)
     if warm_multipliers is not None and any(value > 0.0 for value in warm_multipliers) and search.graph.nodes():
@@ -51,6 +53,8 @@ def solve_within_budgets(
         search.look(np.maximum(np.array(warm_multipliers, dtype=np.float64), 0.0), SWEEPS)
     else:
         search.without_budgets(warm_start)
+    if search.bound > stop_above:
+        return search.outcome()
     if search.plans.best is None and search.graph.nodes():
         seek_price(search)
     if search.plans.best is None:

@@ -50,8 +50,8 @@ def solve(
     least that `statistics["memory_row"]` can use, attained by the assignment; or `statistics["forbidden"]` counts the
     FORBIDDEN choices that cannot be avoided. Equal problems give equal solutions unless a time limit strikes.
     `warm_start` is an assignment to improve on, `warm_messages` those of the solution of a similar problem.
-    `stop`, or the first Ctrl-C, ends the time at once. Without memory rows, a bound above `stop_above` ends the solve:
-    that nothing is cheaper than something else is then all that was asked.
+    `stop`, or the first Ctrl-C, ends the time at once. A bound above `stop_above` ends the solve: that nothing is
+    cheaper than something else is then all that was asked, and the assignment need not fit.
     Other statistics: method, rounds, sweeps, prices (multipliers tried), core_labels, cpu_seconds.
 
     Without a time limit, memory rows at the default gap may cost HiGHS a minute; a gap of 1e-3 takes seconds
@@ -85,6 +85,7 @@ def solve(
                     deadline=deadline,
                     warm_start=warm_start,
                     warm_multipliers=warm_multipliers,
+                    stop_above=stop_above,
                 )
             else:
                 outcome = _solve_without_budgets(cut, gap, deadline, warm_start, warm_messages, stop_above)
