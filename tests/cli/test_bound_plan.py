@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,9 +17,11 @@ def plan_on(name: str, ranks: int) -> Any:
     return cast(Any, SimpleNamespace(cluster=name, num_ranks=ranks))
 
 
-def test_a_plan_made_on_this_machine_is_read_on_it() -> None:
-    here = Cluster.detect(2)
-    assert cluster_of(plan_on(here.name, 2), {}, {}).fingerprint == here.fingerprint
+def test_a_plan_made_on_this_machine_is_read_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is that of its profile, and describes no cluster."""
+    here = replace(Cluster.parse("2 cpu"), name="amd-epyc-2-cores")
+    monkeypatch.setattr(Cluster, "detect", lambda ranks: here)
+    assert cluster_of(plan_on(here.name, 2), {}, {}) is here
 
 
 def test_the_name_of_another_machine_says_what_to_give() -> None:

@@ -5,11 +5,13 @@ lowered program starts these early, too, so the played steps may stand the other
 at 200 Mbit/s, ring 0.97 s and gathered keys 0.88 s. Where a ring was chosen freely, the best plan without one is
 searched as well, and the shorter played step is the answer. Prices count gathers and all-to-alls alike, so that one
 search chooses between them (Llama-3-8B, 8 x 8,192 tokens, `dp_shard=2`, `cp=4` on 8 H100: gathered keys, 1.3 % above
-Ulysses). Where memory is short, each of the three ways is searched by itself: of a question with more layouts a short
-search finds a plan that computes more again (524,288 tokens of Llama-3-8B on 8 H100: 162 s freely, 132 s as a ring), or
-none in its time; then the ring is the answer. Where next to nothing of the communication shows, no other way has much
-to win, and none is planned, but where processors pay for collectives themselves: a ring has most of them (1,024 tokens
-at 1 Gbit/s: 0.38 s as a ring that shows nothing, 0.34 s with gathered keys).
+Ulysses). Where a search ends with a gap, as under a short limit of memory, or without a plan, the ring is searched by
+itself, too, which has fewer layouts: Llama-3-8B, 8 x 8,192 tokens on 8 H100, `mode="fast"`, gap 5.6 %: 0.994 s freely,
+0.949 s as a ring, 0.909 s without one. With a small gap no way by itself is shorter: 524,288 tokens, gap 0.3 %, 84.1 s
+freely, 84.8 s as a ring, 94.1 s as Ulysses, 84.9 s with gathered keys, at 540 CPU s. Where next to nothing of the
+communication shows, no other way has much to win, and none is planned, but where processors pay for collectives
+themselves: a ring has most of them (1,024 tokens at 1 Gbit/s: 0.38 s as a ring that shows nothing, 0.34 s with gathered
+keys).
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ from autopar.errors import AutoparError
 from autopar.layouts.placement import Mesh
 from autopar.planner.memory.shortage import SearchEnded
 from autopar.planner.one_mesh.query import Query
+from autopar.planner.problem.limits import LIMITS
 from autopar.planner.solver.solution import relative_gap
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_seconds
 from autopar.plans.plan_value import RING
-from autopar.request.axis_ways import CONTEXT_WAYS
 from autopar.request.mesh_axes import CONTEXT_AXES
 
 log = logging.getLogger(__name__)
@@ -50,12 +52,12 @@ def planned_the_other_ways_too(search: Callable[[Query], Plan], query: Query) ->
         return _as_ring(search, query)
     if query.constraints.cp is not None or not _has_ring(plan):
         return plan
-    short, predicted = bool(plan.recomputed), plan.predicted
+    predicted, ended_early = plan.predicted, plan.gap > LIMITS.open_gap
     hides = predicted.exposed_communication_seconds < SHOWS * predicted.step_seconds
-    if hides and not short and not query.cluster.collective_host_seconds:
+    if hides and not ended_early and not query.cluster.collective_host_seconds:
         return plan
     found: dict[str, Plan] = {FREE: plan}
-    for way in CONTEXT_WAYS if short else (WITHOUT_RINGS,):
+    for way in (RING, WITHOUT_RINGS) if ended_early else (WITHOUT_RINGS,):
         if query.deadline.left() > 0:
             log.info("a ring was chosen: planning %s, too", way)
             try:

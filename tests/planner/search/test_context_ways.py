@@ -123,13 +123,16 @@ def test_a_way_that_was_asked_for_and_a_choice_without_a_ring_are_final(plans: d
     assert _answer({"ring": plans["gather"], "gather": plans["gather"]}, {None: 0.3, "gather": 0.2})[1] == [None]
 
 
-def test_a_ring_is_planned_by_name_too_where_the_choice_computes_again(plans: dict[str, Plan]) -> None:
-    name, chosen = next(iter(plans["ring"].operators.items()))
-    short = replace(plans["ring"], operators={**plans["ring"].operators, name: replace(chosen, recompute=True)})
-    plan, searched = _answer({**plans, "ring": short}, {None: 0.3, "ring": 0.2})
-    assert searched == [None, "ring", "ulysses", "gather"]
-    assert plan.predicted.step_seconds == 0.2
-    assert plan.notes[-1].startswith("attention over cp: ring has the shortest step (as chosen 300")
+@pytest.mark.parametrize(("gap", "searched"), [(0.05, [None, "ring", "no ring"]), (0.005, [None, "no ring"])])
+def test_a_ring_is_planned_by_name_too_where_the_search_ended_with_a_gap(
+    plans: dict[str, Plan], gap: float, searched: list[Any]
+) -> None:
+    open_ring = replace(plans["ring"], gap=gap)
+    plan, found = _answer({**plans, "ring": open_ring}, {None: 0.3, "ring": 0.2, "no ring": 0.25})
+    assert found == searched
+    assert plan.predicted.step_seconds == (0.2 if "ring" in searched else 0.25)
+    best = "ring" if "ring" in searched else "no ring"
+    assert plan.notes[-1].startswith(f"attention over cp: {best} has the shortest step (as chosen 300")
 
 
 def test_a_ring_is_the_answer_where_the_search_of_all_ways_ended_without_a_plan(plans: dict[str, Plan]) -> None:
