@@ -21,7 +21,7 @@ from dataclasses import replace
 from autopar.errors import ConfigurationError
 from autopar.layouts.placement import Mesh
 from autopar.planner.batch.batch_flow import NotSeparable
-from autopar.planner.batch.micro_batch_program import Recapture, in_parts
+from autopar.planner.batch.micro_batch_program import Recapture
 from autopar.planner.memory.resident_states import with_totals
 from autopar.planner.memory.shortage import DoesNotFit
 from autopar.planner.meshes.choose_mesh import Chosen, choose_mesh
@@ -72,7 +72,7 @@ def micro_batch_queries(query: Query, recapture: Recapture) -> Iterator[Query]:
         if size % count:
             continue
         try:
-            micro = in_parts(query.program, count, recapture, query.factorisation)
+            micro = query.in_parts(count, recapture)
         except NotSeparable as reason:
             if not yielded and refusal.args[0] == reason.args[0]:
                 break
@@ -86,7 +86,7 @@ def micro_batch_queries(query: Query, recapture: Recapture) -> Iterator[Query]:
 
 def in_parts_of(query: Query, micro: MicroProgram) -> Query:
     """The same question about a program in parts; the totals of gradients live as long as the optimizer state."""
-    factorisation = Factorisation(micro.program)
+    factorisation = query.kept.factorisations.recall(micro.program, lambda: Factorisation(micro.program))
     return replace(
         query,
         program=micro.program,
@@ -108,7 +108,7 @@ def query_in_parts(query: Query, count: int) -> Query:
     if query.recapture is None:
         raise ConfigurationError(f"micro_batches={count} needs the model at another batch; pass a recapture")
     try:
-        return in_parts_of(query, in_parts(query.program, count, query.recapture, query.factorisation))
+        return in_parts_of(query, query.in_parts(count, query.recapture))
     except NotSeparable as reason:
         raise ConfigurationError(f"micro_batches={count}: {reason}; pass micro_batches=1") from reason
 

@@ -19,7 +19,7 @@ from autopar.graphs.expert_loads import expert_counts, with_expert_load
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
 from autopar.passes.kernels.use_kernels import with_kernels
-from autopar.planner.batch.micro_batch_program import Recapture, RecaptureWithKernels
+from autopar.planner.batch.micro_batch_program import Recapture, RecaptureWithKernels, in_parts
 from autopar.planner.batch.shard_layouts import ShardLayouts
 from autopar.planner.one_mesh.choose_kernels import cheaper_kernels
 from autopar.planner.problem.constraint_targets import BoundConstraint, bind_constraints, freed_axes
@@ -186,6 +186,12 @@ class Query:
         """What is left of the user's own time limit, in seconds by the clock; None without one."""
         left = self.deadline.left()
         return None if math.isinf(left) else left
+
+    def in_parts(self, count: int, recapture: Recapture) -> MicroProgram:
+        """The program in `count` parts of its batch. Raises NotSeparable."""
+        return self.kept.parts.recall(
+            (self.program, count), lambda: in_parts(self.program, count, recapture, self.factorisation)
+        )
 
     def priced(self, mesh: Mesh) -> tuple[object, ...]:
         """What the priced problem on a mesh depends on, before the user's own constraints take choices away. They count

@@ -19,7 +19,7 @@ from autopar.hardware.rank_groups import sub_cluster
 from autopar.later import later
 from autopar.layouts.placement import Mesh
 from autopar.planner.batch.batch_flow import NotSeparable
-from autopar.planner.batch.micro_batch_program import Recapture, in_parts
+from autopar.planner.batch.micro_batch_program import Recapture
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.memory.shortage import DoesNotFit
 from autopar.planner.meshes.choose_mesh import Chosen, choose_mesh
@@ -191,7 +191,7 @@ def _parts(query: Query, num_groups: int) -> Iterator[Query]:
     reason: NotSeparable | None = None
     for number in counts:
         try:
-            micro = in_parts(query.program, number, needed_recapture(query), query.factorisation)
+            micro = query.in_parts(number, needed_recapture(query))
         except NotSeparable as error:
             reason = reason or error
             continue

@@ -21,7 +21,7 @@ from autopar.hardware.group_topology import GroupTopology
 from autopar.hardware.rank_groups import cluster_of
 from autopar.layouts.placement import Mesh
 from autopar.planner.batch.batch_flow import NotSeparable
-from autopar.planner.batch.micro_batch_program import Recapture, in_parts
+from autopar.planner.batch.micro_batch_program import Recapture
 from autopar.planner.memory.lifetimes import Lifetimes
 from autopar.planner.meshes.choose_micro_batches import in_parts_of
 from autopar.planner.meshes.mesh_shapes import resolve_meshes
@@ -120,7 +120,7 @@ class SubMeshes:
     def _part(self, count: int) -> _Part:
         if count not in self._parts:
             try:
-                micro = in_parts(self.query.program, count, self._recapture, self.query.factorisation)
+                micro = self.query.in_parts(count, self._recapture)
             except NotSeparable as reason:
                 self._parts[count] = reason
             else:

@@ -5,7 +5,7 @@
     built = kept.built.recall((mesh, prices), lambda: build_problem(...))     remembers
 
 A question names everything that the answer depends on; an answer is found again for an equal question only. Who plans
-once keeps nothing: a priced problem of a large model takes some hundred MB.
+once keeps no problems: a priced one of a large model takes some hundred MB.
 """
 
 from __future__ import annotations
@@ -17,8 +17,13 @@ if TYPE_CHECKING:  # `import autopar` must not load the solver library
     from autopar.planner.problem.build import Built
     from autopar.planner.problem.factorisation import Factorisation
     from autopar.planner.solver import Solution
+    from autopar.program import MicroProgram
 
 Answer = TypeVar("Answer")
+
+FEWEST_PARTS = 8
+"""Programs of micro-batches that one question keeps: it asks for the same numbers of them for every way to run. They
+are graphs without tables."""
 
 
 class Memo(Generic[Answer]):
@@ -42,8 +47,9 @@ class Memo(Generic[Answer]):
 
 
 class ProgramCache:
-    """kernels: kinds of kernels of ours that make programs cheaper; factorisations: of programs; built: problems,
-    priced, before the user's constraints; solved: their optima without a memory limit."""
+    """kernels: kinds of kernels of ours that make programs cheaper; factorisations: of programs; parts: programs of
+    micro-batches; built: problems, priced, before the user's constraints; solved: their optima without a memory limit.
+    """
 
     def __init__(self, size: int = 0) -> None:
         self._size = size
@@ -53,5 +59,6 @@ class ProgramCache:
         """Begin anew: the operators' rules are others now."""
         self.kernels: Memo[tuple[str, ...]] = Memo(self._size)
         self.factorisations: Memo[Factorisation] = Memo(self._size)
+        self.parts: Memo[MicroProgram] = Memo(max(self._size, FEWEST_PARTS))
         self.built: Memo[Built] = Memo(self._size)
         self.solved: Memo[Solution] = Memo(self._size)
