@@ -31,7 +31,7 @@ from autopar.cost_models.operators_attention import (
     attention_curve,
     attention_seconds,
     causal_share_on_cpu,
-    softmax_dims,
+    measured_softmax_dims,
     softmax_on_cpu,
 )
 from autopar.cost_models.operators_gemm import ELEMENT_BYTES, Rates, gemm_curve, gemm_seconds
@@ -276,7 +276,7 @@ def _softmax_dims(curves: tuple[OperatorCurve, ...], operator: str, dtype: str) 
     if wide is None or narrow is None:
         return CPU_SOFTMAX_DIMS
     work = narrow.work[-1] * CPU_HEAD_DIM / CPU_NARROW_DIM
-    return softmax_dims(float(_on_curve(wide, work, 0, 0.0)), narrow.seconds[-1])
+    return measured_softmax_dims(float(_on_curve(wide, work, 0, 0.0)), narrow.seconds[-1])
 
 
 def _on_curve(curve: OperatorCurve, work: ArrayLike, kernels: ArrayLike, launch_seconds: float) -> NDArray[np.float64]:

@@ -63,7 +63,7 @@ def softmax_on_cpu(qk_dim: float, v_dim: float, softmax_dims: float = CPU_SOFTMA
     return (1 + softmax_dims / dims) / (1 + softmax_dims / CPU_HEAD_DIM)
 
 
-def softmax_dims(wide_seconds: float, narrow_seconds: float) -> float:
+def measured_softmax_dims(wide_seconds: float, narrow_seconds: float) -> float:
     """What the softmax of a pair costs in dims of a head, of the same pairs with wide and with narrow heads: their
     seconds are a line in the dims."""
     if wide_seconds <= narrow_seconds:

@@ -4,7 +4,7 @@
 
 FLOPs are those that are computed: of a causal mask `causal_share_on_cpu`, an expert multiplies its rows only.
 Attention is measured with heads of 64, and once with narrow ones, which tell the softmax of a pair from its products
-(`softmax_dims`).
+(`measured_softmax_dims`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BATCHED_SHAPES = ((8, 16, 16, 16), (32, 64, 32, 64), (32, 96, 64, 96), (32, 128,
 ATTENTION_SHAPES = ((2, 4, 32), (8, 4, 64), (8, 4, 100), (16, 4, 65), (8, 8, 128), (4, 8, 256))
 """batch, heads, sequence."""
 LONG_SHAPE = (1, 8, 1024)
-"""Of attention without a mask, with wide and with narrow heads."""
+"""The same: where pairs take nearly all of the time, with wide and with narrow heads."""
 CONVOLUTION_SHAPES = ((4, 16, 16, 16), (4, 32, 32, 24), (8, 32, 32, 32), (8, 64, 64, 16), (8, 64, 64, 32))
 """batch, channels in and out, height and width; 3 x 3."""
 EXPERT_SHAPES = ((64, 64, 64), (512, 128, 256), (2048, 256, 256))

@@ -12,12 +12,13 @@ less (`hidden_communication.py`), and with the baselines; the simulator, which p
 bound and gap of the plan are those of the sum under which it was found, on its mesh.
 
 A mesh is solved under a share only where its optimum may be below the shortest played step: solves under other shares
-bound it (`hidden_bounds.py`), and a solve ends with its first bound above that step. Where memory binds, it ends, too,
-where another mesh has a plan under the same share that costs no more to `certified_gap`: such plans are mostly the same
-on every mesh. That a plan whose sum under the
+bound it (`hidden_bounds.py`), and a solve ends with its first bound above that step. That a plan whose sum under the
 share is above a played step is not played faster itself holds where at most the share of its parameters' communication
 hides and its collectives are joined no further than the sum counts them; elsewhere it is an estimate. What was played
 is not played again, and one device has nothing to hide.
+
+Where memory binds, a solve also ends where it cannot save `certified_gap` of the best sum of another mesh under the
+same share: a rule, no proof, as equal sums may be played unequally.
 """
 
 from __future__ import annotations

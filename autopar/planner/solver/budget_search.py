@@ -153,7 +153,7 @@ class BudgetSearch:
 
     def outcome(self) -> BudgetedOutcome:
         """Return what was found."""
-        if self.plans.best is None and not self.infeasible:
+        if self.plans.best is None and not self.infeasible and self.bound <= self.stop_above:
             self.statistics["no_plan"] = "no assignment that fits was found in the time; there may be one"
         allowance = float(self.multipliers @ self.plans.budgets)
         return BudgetedOutcome(

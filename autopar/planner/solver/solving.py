@@ -165,11 +165,11 @@ def _solution(
     problem: Problem, outcome: BudgetedOutcome, ceiling: float, gap: float, deadline: Deadline, started: float
 ) -> Solution:
     objective, used = evaluate(problem, outcome.assignment)
-    bound = min(outcome.bound, objective)
-    proven = min(outcome.proof.bound, objective)
+    fits = all(total <= row.budget_bytes for total, row in zip(used, problem.memory_rows, strict=True))
+    most = objective if fits or outcome.infeasible else math.inf  # what does not fit may cost less than the optimum
+    bound, proven = min(outcome.bound, most), min(outcome.proof.bound, most)
     reached = relative_gap(objective, bound)
     statistics = dict(outcome.statistics)
-    fits = all(total <= row.budget_bytes for total, row in zip(used, problem.memory_rows, strict=True))
     status = _status(outcome.infeasible, fits, reached <= max(gap, 1e-9), deadline)
     forbidden = _count_forbidden(problem, outcome.assignment)
     if forbidden:

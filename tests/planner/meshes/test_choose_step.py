@@ -101,6 +101,31 @@ def test_what_can_only_be_as_long_as_the_shortest_step_is_not_played(
     assert played
 
 
+def test_a_mesh_stops_where_another_costs_as_little_under_the_same_share(
+    query: Query, chosen: Chosen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first mesh of each share may cost up to the shortest step, the next up to its sum less `certified_gap`."""
+    asked: list[tuple[float, float]] = []
+    assert chosen.best is not None
+    first = chosen.best
+
+    def free(query: Query, built: Built, mesh: Mesh, stop_above: float) -> Any:
+        return SimpleNamespace(lower_bound=0.0, assignment=np.zeros(0))
+
+    def fitted(query: Query, built: Built, mesh: Mesh, *rest: object) -> Candidate:
+        asked.append((query.hidden_share, query.stop_above))
+        plan = replace(first.plan, objective_seconds=0.3, predicted=replace(first.plan.predicted, step_seconds=1.0))
+        return replace(first, mesh=mesh, plan=plan)
+
+    monkeypatch.setattr(choose_step, "solve_free", free)
+    monkeypatch.setattr(choose_step, "fit", fitted)
+    shortest_step(query, replace(chosen, others=()), (), 1.0)
+    limits = [limit for share, limit in asked if share == asked[0][0]]
+    assert len(limits) > 1
+    assert limits[0] == pytest.approx(1.0 - LIMITS.played_least_gain)
+    assert limits[1:] == pytest.approx([0.3 * (1.0 - LIMITS.certified_gap)] * (len(limits) - 1))
+
+
 def test_the_plan_says_what_it_took_the_place_of(query: Query, chosen: Chosen, known: list[Candidate]) -> None:
     assert chosen.best is not None
     plan = instead(chosen.best.plan, known[0].plan)

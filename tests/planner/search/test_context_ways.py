@@ -1,4 +1,4 @@
-"""A ring that was chosen freely is held against gathered keys and Ulysses by the played step."""
+"""A ring that was chosen freely is held against the best plan without one by the played step."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from torch.nn import functional
 
 import autopar
 from autopar.capture import capture
+from autopar.cost_models.operators_attention import softmax_on_cpu
 from autopar.errors import InfeasibleError
 from autopar.hardware.cluster import Cluster
+from autopar.hardware.devices import OperatorCurve
 from autopar.layouts.placement import Mesh
 from autopar.planner.memory.shortage import SearchEnded
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.problem.constraint_targets import implementations_of
 from autopar.planner.search.context_ways import planned_the_other_ways_too
 from autopar.plans.parallel_plan import Plan
-from autopar.request.axis_ways import ContextParallelism
+from autopar.request.axis_ways import CONTEXT_WAYS, ContextParallelism
 from autopar.request.constraints import Constraints
 from tests.planner.problems import captured_mlp, free_query
 
@@ -43,10 +45,10 @@ class Attention(nn.Module):
         return functional.scaled_dot_product_attention(*heads, is_causal=True).square().mean()
 
 
-def planned(**asked: Any) -> Plan:
+def planned(cluster: Cluster | str = "4x1 cpu @ 1Gb", **asked: Any) -> Plan:
     with torch.device("meta"):
         module, x = Attention(), torch.empty(1, LENGTH, WIDTH)
-    found = autopar.plan(module, (x,), cluster="4x1 cpu @ 1Gb", dims={"cp": 4}, mode="fast", micro_batches=1, **asked,
+    found = autopar.plan(module, (x,), cluster=cluster, dims={"cp": 4}, mode="fast", micro_batches=1, **asked,
         with_baselines=False)
     assert isinstance(found, Plan)
     return found
@@ -55,6 +57,23 @@ def planned(**asked: Any) -> Plan:
 @pytest.fixture(scope="module")
 def plans() -> dict[str, Plan]:
     return {way: planned(cp=way) for way in ("ring", "gather")}
+
+
+def test_every_way_runs_at_the_measured_rate_of_attention() -> None:
+    """A profile whose attention takes 1 ns a FLOP: nothing else takes time, in the search and in the played program."""
+    cluster = Cluster.parse("4x1 cpu @ 1Gb")
+    assert isinstance(cluster, Cluster)
+    curves = tuple(
+        OperatorCurve(operator=name, dtype="float32", work=(1e3, 1e12), seconds=(1e-6, 1e3))
+        for name in ("attention", "attention_backward")
+    )
+    slow = replace(cluster, device=replace(cluster.device, operators=curves))
+    found = [planned(slow, cp=way) for way in CONTEXT_WAYS]
+    pairs = LENGTH**2 / 2 / 4  # of a rank, without what blocks of keys add
+    least = 1e-9 * pairs * 2 * 7 * WIDTH * softmax_on_cpu(WIDTH / HEADS, WIDTH / HEADS)
+    for plan in found:
+        assert least < plan.predicted.compute_seconds < 1.6 * least
+        assert least < plan.objective_seconds < 1.6 * least
 
 
 def _lasting(plan: Plan, seconds: float, shown: float = 0.1) -> Plan:

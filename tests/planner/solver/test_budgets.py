@@ -15,7 +15,10 @@ from autopar.planner.solver import (
     evaluate,
     mip,
     solve,
+    solving,
 )
+from autopar.planner.solver.budget_search import BudgetedOutcome
+from autopar.planner.solver.exact import Proof
 
 
 @pytest.mark.exhaustive(every=10)
@@ -112,6 +115,36 @@ def test_the_multipliers_of_another_limit_start_the_ascent(layers: Callable[...,
     assert warm.statistics["prices"] <= cold.statistics["prices"]
     with pytest.raises(ValueError, match="multipliers"):
         solve(problem, warm_multipliers=(1.0, 2.0))
+
+
+@pytest.mark.parametrize("has_start", [False, True])
+def test_a_bound_above_what_counts_ends_the_solve(layers: Callable[..., Problem], has_start: bool) -> None:
+    problem = limited(layers(4, labels=6, nodes_per_layer=20), part=0.3)
+    whole = solve(problem, gap=1e-3)
+    free = solve(replace(problem, memory_rows=()))
+    start = whole.assignment if has_start else None
+    below = 0.5 * (free.objective + whole.lower_bound)
+    stopped = solve(problem, gap=1e-3, stop_above=below, warm_start=start)
+    assert below < stopped.lower_bound <= whole.objective
+    assert stopped.statistics["prices"] < whole.statistics["prices"]
+    above = solve(problem, gap=1e-3, stop_above=whole.objective)
+    assert np.array_equal(above.assignment, whole.assignment)
+
+
+def test_what_does_not_fit_bounds_nothing(layers: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A solve that ends early may have met nothing that fits, and that costs less than the optimum within the rows."""
+    problem = limited(layers(4, labels=6, nodes_per_layer=20), part=0.3)
+    whole, free = solve(problem, gap=1e-3), solve(replace(problem, memory_rows=()))
+    assert free.objective < whole.lower_bound
+
+    def ended(*_: object, **__: object) -> BudgetedOutcome:
+        proof = Proof(bound=whole.lower_bound, steps=(), messages=np.zeros(0), eliminated=False)
+        return BudgetedOutcome(
+            assignment=free.assignment, bound=whole.lower_bound, proof=proof, multipliers=whole.certificate.multipliers
+        )
+
+    monkeypatch.setattr(solving, "solve_within_budgets", ended)
+    assert solve(problem, stop_above=free.objective).lower_bound == whole.lower_bound
 
 
 def test_a_slack_budget_changes_nothing(random_problem: Callable[..., Problem]) -> None:
