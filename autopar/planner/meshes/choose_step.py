@@ -40,6 +40,7 @@ from autopar.planner.one_mesh.mesh_plan import Candidate, fit, price, solve_free
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.restrict import ImpossiblePlacement
 from autopar.planner.problem.limits import LIMITS
+from autopar.planner.problem.search_limits import Search
 from autopar.planner.solver import Solution
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_seconds
@@ -52,45 +53,73 @@ NAMED = {*BATCH_AXES, "tp"}
 """A mesh of such axes only is a plan that somebody asked for: it is completed by the plain sum."""
 
 
-def shortest_step(query: Query, chosen: Chosen, known: Sequence[Candidate], step_seconds: float) -> Chosen | None:
+def shortest_step(
+    query: Query, chosen: Chosen, known: Sequence[Candidate], step_seconds: float, sums: OtherSums | None = None
+) -> Chosen | None:
     """The plan whose played step is the shortest, where that is less than `step_seconds`; None where nothing is.
 
     query: of the program that runs, in its micro-batches. chosen: the best by the sum, with the bounds of the meshes
-    that were solved. known: other candidates for the same question.
+    that were solved. known: other candidates for the same question. sums: of it, where some were tried before.
     """
     limit = step_seconds * (1.0 - LIMITS.played_least_gain)
     best = _shortest([*chosen.others, *known], limit)
-    played = [each for each in (chosen.best, *chosen.others) if each is not None]
-    bounds = HiddenBounds(chosen.free_bounds)
-    free = [mesh for mesh in chosen.free_bounds if mesh.size > 1 and not set(mesh.axis_names) <= NAMED]
-    meshes = _promising(free, chosen.free_bounds)
-    search = query.search
-    end = time.process_time() + search.hidden_seconds
-    less = search.in_part(LIMITS.time_share_if_played)
-    sums = dict.fromkeys(search.hidden_shares, math.inf)
-    for share, mesh in itertools.product(search.hidden_shares, meshes):
-        if time.process_time() > end or query.deadline.left() <= 0.0:
-            break
-        below = limit if best is None else _step(best)
-        if bounds.at_least(mesh, share) >= below:
-            continue
-        cheaper = min(below, sums[share] * (1.0 - LIMITS.certified_gap))
-        asked = replace(query, hidden_share=share, search=less, stop_above=cheaper)
-        found = _found(asked, mesh, below, bounds, played)
-        if found is not None:
-            sums[share] = min(sums[share], found.plan.objective_seconds)
-            played.append(found)
-            best = found if _step(found) < below else best
+    sums = OtherSums(query, chosen.free_bounds) if sums is None else sums
+    sums.played += [each for each in (chosen.best, *chosen.others) if each is not None]
+    search = query.search.in_part(LIMITS.time_share_if_played)
+    below = limit if best is None else _step(best)
+    found = sums.shortest(query.search.hidden_shares, below, search, query.search.hidden_seconds)
+    best = best if found is None else found
     if best is None:
         return None
     log.info(f"played, mesh {best.mesh.shape} takes {_step(best) * 1e3:.1f} ms instead of {step_seconds * 1e3:.1f}")
-    return replace(
-        chosen,
-        best=best,
-        axis_notes=roles_of(query, best),
-        notes=_notes(chosen, best),
-        statistics=_statistics(chosen, best),
-    )
+    return replace(as_played(chosen, best), axis_notes=roles_of(query, best))
+
+
+def as_played(chosen: Chosen, best: Candidate) -> Chosen:
+    """The choice of a plan by its played step: notes and statistics say by which sum it was found."""
+    return replace(chosen, best=best, notes=_notes(chosen, best), statistics=_statistics(chosen, best))
+
+
+def played_freely(mesh: Mesh) -> bool:
+    """Whether other sums are tried on a mesh: something is sent, and its axes leave layouts open."""
+    return mesh.size > 1 and not set(mesh.axis_names) <= NAMED
+
+
+class OtherSums:
+    """The searches of one question under other sums, each of which is made once. query: of the program that runs, in
+    its micro-batches. bounds: of the meshes that were solved under the plain sum, in seconds. played: candidates that
+    need not be played again."""
+
+    def __init__(self, query: Query, bounds: Mapping[Mesh, float]) -> None:
+        self.query = query
+        self.played: list[Candidate] = []
+        self._bounds = HiddenBounds(bounds)
+        self._meshes = _promising([mesh for mesh in bounds if played_freely(mesh)], bounds)
+        self._sums: dict[float, float] = {}
+        self._tried: set[tuple[float, Mesh]] = set()
+
+    def shortest(self, shares: Sequence[float], below: float, search: Search, seconds: float) -> Candidate | None:
+        """The candidate whose played step is the shortest, of those that are found under these shares; None where none
+        is shorter than `below`. search: of one mesh; seconds: CPU seconds after which no other mesh is opened."""
+        best: Candidate | None = None
+        query, end = self.query, time.process_time() + seconds
+        for share, mesh in itertools.product(shares, self._meshes):
+            if time.process_time() > end or query.deadline.left() <= 0.0:
+                break
+            if (share, mesh) in self._tried or self._bounds.at_least(mesh, share) >= below:
+                continue
+            self._tried.add((share, mesh))
+            least = self._sums.get(share, math.inf)
+            cheaper = min(below, least * (1.0 - LIMITS.certified_gap))
+            asked = replace(query, hidden_share=share, search=search, stop_above=cheaper)
+            found = _found(asked, mesh, below, self._bounds, self.played)
+            if found is None:
+                continue
+            self._sums[share] = min(least, found.plan.objective_seconds)
+            self.played.append(found)
+            if _step(found) < below:
+                best, below = found, _step(found)
+        return best
 
 
 def instead(plan: Plan, shorter: Plan) -> Plan:
@@ -142,7 +171,8 @@ def _found(
         bounds.learn(mesh, query.hidden_share, free.lower_bound)
         if free.lower_bound >= below or any(_is_same(each, mesh, free) for each in played):
             return None
-        return fit(query, built, mesh, free, (), query.search.refined_labels)
+        is_refined = len(mesh.shape) > LIMITS.axes_always_tried
+        return fit(query, built, mesh, free, (), query.search.refined_labels if is_refined else math.inf)
     except (InfeasibleError, ImpossiblePlacement) as error:
         log.info(f"mesh {mesh.shape}, {query.hidden_share:.0%} of the parameters' communication hidden: {error}")
         return None

@@ -11,9 +11,11 @@ costs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
+from autopar.layouts.placement import Mesh
 from autopar.plans.parallel_plan import Plan
 
 Work: TypeAlias = Literal["finer meshes", "fitting", "more parts"]
@@ -23,10 +25,11 @@ Work: TypeAlias = Literal["finer meshes", "fitting", "more parts"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plain:
     """What is known of plans without stages. seconds: of a step; work_seconds: what devices compute in it, if nothing
-    is computed twice (None: unknown)."""
+    is computed twice (None: unknown); bounds: of the meshes that were solved, in seconds, whatever the memory limit."""
 
     seconds: float
     work_seconds: float | None = None
+    bounds: Mapping[Mesh, float] = field(default_factory=dict)
 
     @staticmethod
     def of(plan: Plan) -> Plain:

@@ -190,7 +190,9 @@ class SolvedMeshes:
     def _ask_contender(self, mesh: Mesh, free: Solution) -> None:
         """Raises Slower."""
         if self._contender is not None and self.best is None and self._is_short(mesh, free):
-            self._other_seconds = self._contender.step_before("fitting", Plain(seconds=free.objective))
+            self._other_seconds = self._contender.step_before(
+                "fitting", Plain(seconds=free.objective, bounds=self.free_bounds)
+            )
             self._contender = None
             if self._other_seconds < LIMITS.close_answer * free.objective:
                 search = self._query.search

@@ -101,6 +101,8 @@ class Limits:
     """
     played_least_gain: float = 0.01
     """A played step must be shorter by this share to take the place of the plan that is best by the sum."""
+    share_under_memory: float = 0.9
+    """Of the communication of parameters that is taken as hidden first, where memory is short: a tenth shows."""
     hidden_meshes: int = 4
     """Meshes on which communication is taken as hidden: those with the smallest sums."""
     time_share_if_played: float = 0.2

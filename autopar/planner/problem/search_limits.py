@@ -65,7 +65,7 @@ class Search:
 SEARCH: dict[Mode, Search] = {
     "fast": Search(
         exact_seconds=1.0,
-        memory_seconds=1.0,
+        memory_seconds=4.0,
         memory_rounds=3,
         reruns_time=0.0,
         meshes_seconds=10.0,

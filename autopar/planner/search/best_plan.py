@@ -27,8 +27,9 @@ from autopar.planner.meshes.baseline_plans import (
 )
 from autopar.planner.meshes.choose_mesh import Chosen, choose_mesh
 from autopar.planner.meshes.choose_micro_batches import choose_micro_batches, query_in_parts
-from autopar.planner.meshes.choose_step import instead, shortest_step
+from autopar.planner.meshes.choose_step import OtherSums, instead, shortest_step
 from autopar.planner.meshes.from_baselines import at_least_as_good
+from autopar.planner.meshes.hidden_first import HiddenFirst
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.read_solution import switching_costs
 from autopar.planner.pipelines.free_pipelines import FreePipelines, pipeline_instead
@@ -75,7 +76,8 @@ def best_plan(asked: Asked) -> Plan:
     query = asked.query
     known = KnownPlans(query, asked.shapes, asked.with_baselines)
     pipelines = FreePipelines(query, known, asked.began) if asked.tries_pipelines else None
-    chosen = choose_micro_batches(query, asked.meshes, pipelines)
+    hidden = HiddenFirst(query, pipelines)
+    chosen = hidden.better_of(choose_micro_batches(query, asked.meshes, hidden))
     if chosen.best is None and pipelines is not None and any(isinstance(why, Slower) for why in chosen.failures):
         pipeline = pipelines.instead(chosen)
         if pipeline is not None:
@@ -86,7 +88,7 @@ def best_plan(asked: Asked) -> Plan:
         chosen, failures = _from_known_meshes(asked, chosen)
     if chosen.best is None:
         return _with_stages(asked, chosen, failures)
-    return _shortest(asked, chosen, pipelines, known)
+    return _shortest(asked, chosen, pipelines, known, hidden.sums)
 
 
 def shapes_of(request: Request, constraints: Constraints) -> Shapes | None:
@@ -125,7 +127,13 @@ def _with_stages(asked: Asked, chosen: Chosen, failures: Sequence[Exception]) ->
     return replace(pipeline, notes=(*pipeline.notes, f"without stages nothing fits: {chosen.failures[0]}"))
 
 
-def _shortest(asked: Asked, chosen: Chosen, pipelines: FreePipelines | None, baseline_plans: KnownPlans) -> Plan:
+def _shortest(
+    asked: Asked,
+    chosen: Chosen,
+    pipelines: FreePipelines | None,
+    baseline_plans: KnownPlans,
+    sums: OtherSums | None,
+) -> Plan:
     """The shortest played step of what was chosen, the baselines, pipelines and other sums of costs. Pipelines that
     were compared by now come first, so that other sums are solved only where they may be shorter; else they come last.
     """
@@ -140,7 +148,8 @@ def _shortest(asked: Asked, chosen: Chosen, pipelines: FreePipelines | None, bas
     running = query_in_parts(query, chosen.best.plan.micro_batches)
     running = replace(running, gather_once=chosen.best.plan.gather_once)
     rivals = usable(known, asked.shapes) if running.micro is None else ()
-    shorter = shortest_step(running, chosen, rivals, plan.predicted.step_seconds)
+    before = sums if running.micro is None else None
+    shorter = shortest_step(running, chosen, rivals, plan.predicted.step_seconds, before)
     if shorter is not None:
         plan = instead(plan, _finished(query, shorter, ()))
     return plan if pipelines is None else pipelines.better_of(plan)

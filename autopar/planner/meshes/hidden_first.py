@@ -1,0 +1,63 @@
+"""Where memory is short: the search that takes communication of parameters as hidden comes first.
+
+    8 H100, Llama-3-8B, 8 x 8,192 tokens, cp=8     plain sum             1.02 s     played 1.00 s, 40 CPU s
+                                                   a tenth of them       0.92 s     played 0.90 s,  2 CPU s
+
+A plan under the plain sum pays for gathered and reduced parameters with memory or with operators that run again, which
+the played step may not ask: it hides them. What is found so is another answer (`Contender`) beside the plain search:
+meshes whose plain optimum, whatever the memory, is no shorter than its played step are then not fitted, nor is the
+batch cut into more parts for them. An estimate: a plan whose sum is above a played step may be played faster itself,
+which this sum, by the communication that it leaves out, is there to find.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+
+from autopar.planner.meshes.choose_mesh import Chosen, roles_of
+from autopar.planner.meshes.choose_step import OtherSums, as_played
+from autopar.planner.meshes.contenders import Contender, Plain, Work
+from autopar.planner.one_mesh.mesh_plan import Candidate
+from autopar.planner.one_mesh.query import Query
+from autopar.planner.problem.limits import LIMITS
+
+log = logging.getLogger(__name__)
+
+
+class HiddenFirst:
+    """A `Contender` beside another one, if any: asked before the best mesh is fitted into memory, it looks once for the
+    plan under `LIMITS.share_under_memory`. query: of the whole batch. sums: of it, once it looked; best: what it
+    found."""
+
+    def __init__(self, query: Query, other: Contender | None) -> None:
+        self._query, self._other = query, other
+        self.sums: OtherSums | None = None
+        self.best: Candidate | None = None
+
+    def step_before(self, work: Work, plain: Plain | None) -> float:
+        """As of a `Contender`."""
+        if work == "fitting" and plain is not None and self.sums is None:
+            share, search = LIMITS.share_under_memory, self._query.search
+            log.info(f"memory is short: first with {share:.0%} of the communication of parameters hidden")
+            self.sums = OtherSums(self._query, plain.bounds)
+            self.best = self.sums.shortest((share,), math.inf, search, search.meshes_seconds)
+        own = math.inf if self.best is None else self.best.plan.predicted.step_seconds
+        if self._other is None:
+            return own
+        if self.best is not None and plain is not None and own < plain.seconds:
+            plain = Plain.of(self.best.plan)
+        return min(own, self._other.step_before(work, plain))
+
+    def better_of(self, plain: Chosen) -> Chosen:
+        """What the plain search chose, or what is played faster."""
+        if self.best is None or (plain.best is not None and _step(plain.best) <= _step(self.best)):
+            return plain
+        chosen = replace(as_played(plain, self.best), axis_notes=roles_of(self._query, self.best))
+        return replace(chosen, others=())
+
+
+def _step(candidate: Candidate) -> float:
+    return candidate.plan.predicted.step_seconds
+
