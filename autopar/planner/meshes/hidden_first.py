@@ -1,7 +1,7 @@
 """Where memory is short: the search that takes communication of parameters as hidden comes first.
 
-    8 H100, Llama-3-8B, 8 x 8,192 tokens, cp=8     plain sum             1.02 s     played 1.00 s, 40 CPU s
-                                                   a tenth of them       0.92 s     played 0.90 s,  2 CPU s
+    8 H100, Llama-3-8B, 8 x 8,192 tokens, cp=8     plain sum             1.02 s     played 1.00 s
+                                                   a tenth of them       0.92 s     played 0.90 s
 
 A plan under the plain sum pays for gathered and reduced parameters with memory or with operators that run again, which
 the played step may not ask: it hides them. What is found so is another answer (`Contender`) beside the plain search:
@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
+from autopar.layouts.placement import Mesh
 from autopar.planner.meshes.choose_mesh import Chosen, roles_of
 from autopar.planner.meshes.choose_step import OtherSums, as_played
 from autopar.planner.meshes.contenders import Contender, Plain, Work
@@ -39,16 +41,20 @@ class HiddenFirst:
     def step_before(self, work: Work, plain: Plain | None) -> float:
         """As of a `Contender`."""
         if work == "fitting" and plain is not None and self.sums is None:
-            share, search = LIMITS.share_under_memory, self._query.search
-            log.info(f"memory is short: first with {share:.0%} of the communication of parameters hidden")
-            self.sums = OtherSums(self._query, plain.bounds)
-            self.best = self.sums.shortest((share,), math.inf, search, search.meshes_seconds)
+            self.look(plain.bounds)
         own = math.inf if self.best is None else self.best.plan.predicted.step_seconds
         if self._other is None:
             return own
         if self.best is not None and plain is not None and own < plain.seconds:
             plain = Plain.of(self.best.plan)
         return min(own, self._other.step_before(work, plain))
+
+    def look(self, bounds: Mapping[Mesh, float]) -> None:
+        """Search under that share. bounds: of the meshes that were solved under the plain sum, in seconds."""
+        share, search = LIMITS.share_under_memory, self._query.search
+        log.info(f"memory is short: first with {share:.0%} of the communication of parameters hidden")
+        self.sums = OtherSums(self._query, bounds)
+        self.best = self.sums.shortest((share,), math.inf, search, search.meshes_seconds)
 
     def better_of(self, plain: Chosen) -> Chosen:
         """What the plain search chose, or what is played faster."""
