@@ -21,7 +21,7 @@ from autopar.layouts.placement import Mesh
 from autopar.planner.meshes.choose_mesh import Chosen, roles_of
 from autopar.planner.meshes.choose_step import OtherSums, as_played
 from autopar.planner.meshes.contenders import Contender, Plain, Work
-from autopar.planner.one_mesh.mesh_plan import Candidate
+from autopar.planner.one_mesh.mesh_plan import Candidate, shows_beyond
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.problem.limits import LIMITS
 
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 
 class HiddenFirst:
     """A `Contender` beside another one, if any: asked before the best mesh is fitted into memory, it looks once for the
-    plan under `LIMITS.share_under_memory`. query: of the whole batch. sums: of it, once it looked; best: what it
+    plan under `LIMITS.shares_under_memory`. query: of the whole batch. sums: of it, once it looked; best: what it
     found."""
 
     def __init__(self, query: Query, other: Contender | None) -> None:
-        self._query, self._other = query, other
+        self._query, self._other, self._other_seconds = query, other, math.inf
         self.sums: OtherSums | None = None
         self.best: Candidate | None = None
 
@@ -42,23 +42,31 @@ class HiddenFirst:
         """As of a `Contender`."""
         if work == "fitting" and plain is not None and self.sums is None:
             self.look(plain.bounds)
-        own = math.inf if self.best is None else self.best.plan.predicted.step_seconds
+        own = math.inf if self.best is None else _step(self.best)
         if self._other is None:
             return own
         if self.best is not None and plain is not None and own < plain.seconds:
             plain = Plain.of(self.best.plan)
-        return min(own, self._other.step_before(work, plain))
+        other = self._other.step_before(work, plain)
+        self._other_seconds = min(other, self._other_seconds)
+        return min(own, other)
 
     def look(self, bounds: Mapping[Mesh, float]) -> None:
-        """Search under that share. bounds: of the meshes that were solved under the plain sum, in seconds."""
-        share, search = LIMITS.share_under_memory, self._query.search
-        log.info(f"memory is short: first with {share:.0%} of the communication of parameters hidden")
+        """Search under these shares, until one is played as its sum says. bounds: of the meshes that were solved under
+        the plain sum, in seconds."""
+        log.info("memory is short: first with communication of parameters hidden")
+        search = self._query.search
         self.sums = OtherSums(self._query, bounds)
-        self.best = self.sums.shortest((share,), math.inf, search, search.meshes_seconds)
+        for share in LIMITS.shares_under_memory:
+            below = math.inf if self.best is None else _step(self.best)
+            self.best = self.sums.shortest((share,), below, search, search.hidden_seconds) or self.best
+            if self.best is not None and not shows_beyond(self.best.plan):
+                break
 
     def better_of(self, plain: Chosen) -> Chosen:
-        """What the plain search chose, or what is played faster."""
-        if self.best is None or (plain.best is not None and _step(plain.best) <= _step(self.best)):
+        """What the plain search chose, or what is played faster than that and than the other contender."""
+        known = self._other_seconds if plain.best is None else _step(plain.best)
+        if self.best is None or known <= _step(self.best):
             return plain
         chosen = replace(as_played(plain, self.best), axis_notes=roles_of(self._query, self.best))
         return replace(chosen, others=())

@@ -196,8 +196,9 @@ class SolvedMeshes:
             self._contender = None
             if self._other_seconds < LIMITS.close_answer * free.objective:
                 search = self._query.search
-                less = replace(search, memory_seconds=LIMITS.time_share_if_close * search.memory_seconds)
-                self._fit_query = replace(self._query, search=less)
+                least = min(search.memory_seconds, LIMITS.least_memory_seconds)
+                less = max(LIMITS.time_share_if_close * search.memory_seconds, least)
+                self._fit_query = replace(self._query, search=replace(search, memory_seconds=less))
         if self._contender is None:
             self._refuse_slower(mesh, free)
 

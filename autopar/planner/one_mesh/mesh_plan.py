@@ -287,7 +287,8 @@ def _step_seconds(attempt: Attempt) -> float:
 
 def _within_memory(query: Query, attempt: Attempt, search: WithinMemory) -> Attempt:
     """Solve and measure until the lowered program fits, and once more where much of the limit is left: transients that
-    an earlier plan showed were too large then."""
+    an earlier plan showed were too large then. And with room left over, where communication that the sum leaves out
+    shows all the same: gathers can only begin early where there is room for what they bring."""
     found: list[Attempt] = []
     mesh, free_bound = attempt.candidate.mesh, attempt.candidate.solution.lower_bound
     for _ in range(query.search.memory_rounds):
@@ -304,6 +305,9 @@ def _within_memory(query: Query, attempt: Attempt, search: WithinMemory) -> Atte
         attempt = _with_statistics(attempt, search.next_gib(solution, free_bound))
         if attempt.excess <= 0:
             found.append(attempt)
+            if shows_beyond(attempt.candidate.plan) and not search.ahead:
+                search.ahead = LIMITS.room_of_early_gathers * query.budget_bytes
+                continue
             has_no_room = search.ahead and not attempt.candidate.plan.copy_ahead_bytes
             if len(found) > 1 or (attempt.excess > -LIMITS.unused_share * query.budget_bytes and not has_no_room):
                 break
@@ -313,6 +317,12 @@ def _within_memory(query: Query, attempt: Attempt, search: WithinMemory) -> Atte
     if search.ahead:  # what hides is known to the simulator alone
         return min(found, key=lambda each: each.candidate.plan.predicted.step_seconds)
     return min(found, key=lambda each: each.candidate.plan.objective_seconds)
+
+
+def shows_beyond(plan: Plan) -> bool:
+    """Whether communication that the sum of a plan takes as hidden is not."""
+    longest = plan.objective_seconds * (1.0 + LIMITS.shown_beyond_the_sum)
+    return plan.hidden_share > 0.0 and plan.predicted.step_seconds > longest
 
 
 def _with_statistics(attempt: Attempt, more: Mapping[str, float]) -> Attempt:

@@ -96,7 +96,7 @@ class WithinMemory:
     links: tuple[MemoryRow, ...] = ()
     """What the links to the host can move, where copies are to hide, and what its memory can hold."""
     ahead: float = 0.0
-    """Bytes that stay free for copies that are under way."""
+    """Bytes that stay free for copies and gathers that are under way."""
     way: str = ALONE
     """How it makes room, in words."""
     has_forms: bool = False

@@ -61,6 +61,11 @@ class Limits:
     ahead_share: float = 0.15
     """Part of the memory limit, at most, that stays free for copies under way: two of the largest value that could wait
     on the host would take most of it where that is the logits of a long sequence, which need not be what waits."""
+    room_of_early_gathers: float = 0.05
+    """Part of the memory limit that stays free for gathers ahead, where the sum takes them as hidden and they are not:
+    2 GiB of 40 for blocks of Llama-3-8B, of which one takes 0.4."""
+    shown_beyond_the_sum: float = 0.05
+    """Part of the sum by which the played step is longer where they are not; elsewhere what is left out is 2 %."""
     nested_rooms: tuple[float, ...] = (1.0, 0.93, 0.85, 0.7)
     """Parts of the room for what is saved and made again, in which nested spans are cut: what is passed through needs
     some. The first ones with which the rows hold are solved."""
@@ -73,6 +78,9 @@ class Limits:
     """Another answer up to so much above the optimum without a memory limit is probably faster than what fits."""
     time_share_if_close: float = 0.25
     """Of the time for searches under the memory limit, that is left where another answer is close."""
+    least_memory_seconds: float = 4.0
+    """CPU seconds that these searches keep all the same, if the mode allows so many: bounds and plans of 2,200
+    operators take 3."""
     least_memory_share: float = 0.4
     """Of the time for searches under the memory limit, that each of them gets in any case: solves which begin with the
     answer of an earlier one need no more."""
@@ -101,8 +109,9 @@ class Limits:
     """
     played_least_gain: float = 0.01
     """A played step must be shorter by this share to take the place of the plan that is best by the sum."""
-    share_under_memory: float = 0.9
-    """Of the communication of parameters that is taken as hidden first, where memory is short: a tenth shows."""
+    shares_under_memory: tuple[float, ...] = (0.9, 0.5)
+    """Of the communication of parameters that are taken as hidden first, where memory is short: a tenth shows, or where
+    that is played longer than half of it may be, half."""
     hidden_meshes: int = 4
     """Meshes on which communication is taken as hidden: those with the smallest sums."""
     time_share_if_played: float = 0.2

@@ -50,7 +50,7 @@ class Search:
     hidden_shares: tuple[float, ...] = ()
     """Of the communication of parameters, under which meshes are solved again (`choose_step.py`)."""
     hidden_seconds: float = 0.0
-    """After which none is solved so any more."""
+    """After which none is solved so any more, there and where memory is short (`hidden_first.py`)."""
 
     def in_part(self, share: float) -> Search:
         """The same with a part of the time for solves."""
@@ -73,6 +73,7 @@ SEARCH: dict[Mode, Search] = {
         refined_labels=0.0,
         tries_suggestions=False,
         tries_pipelines=False,
+        hidden_seconds=20.0,
     ),
     "default": Search(
         exact_seconds=15.0,
