@@ -17,7 +17,8 @@ share is above a played step is not played faster itself holds where at most the
 hides and its collectives are joined no further than the sum counts them; elsewhere it is an estimate. What was played
 is not played again, and one device has nothing to hide.
 
-Where memory binds, a solve also ends where it cannot save `certified_gap` of the best sum of another mesh under the
+Where memory is short, other sums come first instead (`hidden_first.py`), and what they tried is not tried again. A
+solve under the limit also ends where it cannot save `certified_gap` of the best sum of another mesh under the
 same share: a rule, no proof, as equal sums may be played unequally.
 """
 

@@ -6,8 +6,7 @@ at 200 Mbit/s, ring 0.97 s and gathered keys 0.88 s. Where a ring was chosen fre
 searched as well, and the shorter played step is the answer. Prices count gathers and all-to-alls alike, so that one
 search chooses between them (Llama-3-8B, 8 x 8,192 tokens, `dp_shard=2`, `cp=4` on 8 H100: gathered keys, 1.3 % above
 Ulysses). Where a search ends with a gap, as under a short limit of memory, or without a plan, the ring is searched by
-itself, too, which has fewer layouts: Llama-3-8B, 8 x 8,192 tokens on 8 H100, `mode="fast"`, gap 5.6 %: 0.994 s freely,
-0.949 s as a ring, 0.909 s without one. With a small gap no way by itself is shorter: 524,288 tokens, gap 0.3 %, 84.1 s
+itself, too, which has fewer layouts. With a small gap no way by itself is shorter: 524,288 tokens, gap 0.3 %, 84.1 s
 freely, 84.8 s as a ring, 94.1 s as Ulysses, 84.9 s with gathered keys, at 540 CPU s. Where next to nothing of the
 communication shows, no other way has much to win, and none is planned, but where processors pay for collectives
 themselves: a ring has most of them (1,024 tokens at 1 Gbit/s: 0.38 s as a ring that shows nothing, 0.34 s with gathered

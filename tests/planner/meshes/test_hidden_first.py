@@ -17,6 +17,7 @@ from autopar.planner.meshes import hidden_first
 from autopar.planner.meshes.choose_mesh import Chosen, choose_mesh
 from autopar.planner.meshes.contenders import Plain, Work
 from autopar.planner.meshes.hidden_first import HiddenFirst
+from autopar.planner.one_mesh import mesh_plan
 from autopar.planner.one_mesh.mesh_plan import Candidate
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.planning import make_plan
@@ -156,3 +157,16 @@ def test_a_short_limit_is_met_without_the_detour_of_the_plain_sum(monkeypatch: p
     assert any("communication of parameters" in note for note in plan.notes)
     monkeypatch.setattr(hidden_first.OtherSums, "shortest", lambda *given: None)
     assert planned().predicted.step_seconds > 1.02 * plan.predicted.step_seconds
+
+
+def test_room_is_left_for_early_gathers_where_they_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks in 160 MiB over slow links: a plan that fills the limit leaves no gather room to begin early."""
+    program, cluster = deep(1024, 2, 4096), Cluster.parse("4x1 H100-SXM")
+
+    def planned() -> Plan:
+        return make_plan(program, Request(cluster=cluster, mesh=(2, 2), memory_limit="159.8MiB", mode="fast"))
+
+    plan = planned()
+    assert plan.hidden_share in LIMITS.shares_under_memory
+    monkeypatch.setattr(mesh_plan, "shows_beyond", lambda plan: False)
+    assert planned().predicted.step_seconds > 1.05 * plan.predicted.step_seconds
