@@ -37,7 +37,7 @@ CASES: tuple[tuple[str, int, int, str, tuple[Mapping[str, Any], ...]], ...] = (
         ),
     ),
     ("llama3-8b", 32, 8192, "2x8 H100-SXM", ({},)),
-    ("gpt2", 64, 1024, "4 H100-SXM", tuple({"memory_limit": limit} for limit in ("24GiB", "16GiB", "10GiB"))),
+    ("gpt2", 64, 1024, "4 H100-SXM", tuple({"memory_limit": limit} for limit in ("6GiB", "4GiB", "3GiB"))),
 )  # fmt: skip
 """Workload, batch, tokens, cluster, and what is asked."""
 
