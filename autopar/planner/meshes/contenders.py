@@ -24,10 +24,12 @@ Work: TypeAlias = Literal["finer meshes", "fitting", "more parts"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plain:
-    """What is known of plans without stages. seconds: of a step; work_seconds: what devices compute in it, if nothing
-    is computed twice (None: unknown); bounds: of the meshes that were solved, in seconds, whatever the memory limit."""
+    """What is known of plans without stages. seconds: of a step; is_played: whether a plan that fits was played for so
+    long, else it is a sum, whatever the memory limit; work_seconds: what devices compute in it, if nothing is computed
+    twice (None: unknown); bounds: of the meshes that were solved, in seconds, whatever the memory limit."""
 
     seconds: float
+    is_played: bool = False
     work_seconds: float | None = None
     bounds: Mapping[Mesh, float] = field(default_factory=dict)
 
@@ -36,7 +38,7 @@ class Plain:
         """Of the best plan so far."""
         again = any(operator.recompute for operator in plan.operators.values())
         work = None if again else plan.predicted.compute_seconds
-        return Plain(seconds=plan.predicted.step_seconds, work_seconds=work)
+        return Plain(seconds=plan.predicted.step_seconds, is_played=True, work_seconds=work)
 
 
 class Contender(Protocol):

@@ -76,26 +76,26 @@ class FreePipelines:
         """As of a `Contender`."""
         if plain is None:
             return self.step_seconds
-        if self._is_spared(work, plain.seconds):
+        if self._is_spared(work, plain):
             return math.inf
         seconds = self._compared_seconds(plain)
         self._is_settled = self._is_settled or work != "finer meshes" or math.isfinite(seconds)
         return seconds
 
-    def _is_spared(self, work: Work, plain_seconds: float) -> bool:
+    def _is_spared(self, work: Work, plain: Plain) -> bool:
         """Whether the comparison would take time and probably change nothing: before meshes of more axes where no
-        pipeline looks faster than the best of the others; before other work where, besides, a baseline is faster
-        than the best estimate."""
+        pipeline looks faster than the best of the others; before other work where, besides, what was played without
+        stages, or else a baseline, is faster than the best estimate."""
         query = self._query
         if work == "finer meshes":
             if query.search.compares_all_pipelines or query.cluster.num_nodes == 1 or _why_not(query):
                 return True
-            return not look_faster(query, self._traffic, self._estimates, plain_seconds)
+            return not look_faster(query, self._traffic, self._estimates, plain.seconds)
         if self._is_settled or query.search.compares_all_pipelines:
             return False
-        return not look_faster(query, self._traffic, self._estimates, plain_seconds) and (
-            self._estimate >= self._known.step_seconds
-        )
+        if look_faster(query, self._traffic, self._estimates, plain.seconds):
+            return False
+        return (plain.is_played and self._estimate >= plain.seconds) or self._estimate >= self._known.step_seconds
 
     def _compared_seconds(self, plain: Plain) -> float:
         query = self._query

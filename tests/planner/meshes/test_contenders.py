@@ -98,6 +98,15 @@ def test_known_plans_are_asked_where_pipelines_do_not_look_faster(budget_bytes: 
         pipelines.step_before("fitting", Plain(seconds=plain_seconds))
 
 
+@pytest.mark.parametrize(("played_seconds", "is_compared"), [(0.95, False), (1.05, True)])
+def test_a_played_step_below_the_guess_spares_pipelines_without_known_plans(
+    played_seconds: float, is_compared: bool
+) -> None:
+    pipelines = Compared(QUERY, 2.0 if is_compared else None)
+    seconds = pipelines.step_before("fitting", Plain(seconds=played_seconds, is_played=True))
+    assert seconds == (PIPELINE_SECONDS if is_compared else math.inf)
+
+
 def test_the_longest_search_compares_all_pipelines_whatever_is_guessed() -> None:
     pipelines = Compared(replace(QUERY, search=SEARCH["max"]), 0.1)
     pipelines.step_before("fitting", Plain(seconds=1.1))
