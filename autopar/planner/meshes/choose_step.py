@@ -19,7 +19,8 @@ is not played again, and one device has nothing to hide.
 
 Where memory is short, other sums come first instead (`hidden_first.py`), and what they tried is not tried again. A
 solve under the limit also ends where it cannot save `certified_gap` of the best sum of another mesh under the
-same share: a rule, no proof, as equal sums may be played unequally.
+same share: a rule, no proof, as equal sums may be played unequally. Nor is another sum or mesh tried behind a step of
+which next to nothing is communication that shows (`least_exposed_share`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from autopar.errors import InfeasibleError
 from autopar.layouts.placement import Mesh
 from autopar.planner.meshes.choose_mesh import Chosen, roles_of
 from autopar.planner.one_mesh.hidden_bounds import HiddenBounds
-from autopar.planner.one_mesh.mesh_plan import Candidate, fit, price, solve_free
+from autopar.planner.one_mesh.mesh_plan import Candidate, fit, hides_all, price, solve_free
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.one_mesh.restrict import ImpossiblePlacement
 from autopar.planner.problem.limits import LIMITS
@@ -68,8 +69,9 @@ def shortest_step(
     sums.played += [each for each in (chosen.best, *chosen.others) if each is not None]
     search = query.search.in_part(LIMITS.time_share_if_played)
     below = limit if best is None else _step(best)
-    found = sums.shortest(query.search.hidden_shares, below, search, query.search.hidden_seconds)
-    best = best if found is None else found
+    shown = best or chosen.best
+    if shown is None or not hides_all(shown.plan.predicted):
+        best = sums.shortest(query.search.hidden_shares, below, search, query.search.hidden_seconds) or best
     if best is None:
         return None
     log.info(f"played, mesh {best.mesh.shape} takes {_step(best) * 1e3:.1f} ms instead of {step_seconds * 1e3:.1f}")
@@ -120,6 +122,8 @@ class OtherSums:
             self.played.append(found)
             if _step(found) < below:
                 best, below = found, _step(found)
+                if hides_all(found.plan.predicted):
+                    break
         return best
 
 

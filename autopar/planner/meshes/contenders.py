@@ -17,6 +17,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from autopar.layouts.placement import Mesh
 from autopar.plans.parallel_plan import Plan
+from autopar.plans.plan_value import Prediction
 
 Work: TypeAlias = Literal["finer meshes", "fitting", "more parts"]
 """Meshes of more than two axes are solved; the best mesh is fitted into memory; the batch runs in more parts."""
@@ -25,11 +26,13 @@ Work: TypeAlias = Literal["finer meshes", "fitting", "more parts"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plain:
     """What is known of plans without stages. seconds: of a step; is_played: whether a plan that fits was played for so
-    long, else it is a sum, whatever the memory limit; work_seconds: what devices compute in it, if nothing is computed
-    twice (None: unknown); bounds: of the meshes that were solved, in seconds, whatever the memory limit."""
+    long, else it is a sum, whatever the memory limit; is_short: whether that sum is known to need more memory than
+    there is; work_seconds: what devices compute in it, if nothing is computed twice (None: unknown); bounds: of the
+    meshes that were solved, in seconds, whatever the memory limit."""
 
     seconds: float
     is_played: bool = False
+    is_short: bool = False
     work_seconds: float | None = None
     bounds: Mapping[Mesh, float] = field(default_factory=dict)
 
@@ -43,6 +46,10 @@ class Plain:
 
 class Contender(Protocol):
     """Another kind of answer than the one that is searched for."""
+
+    @property
+    def played(self) -> Prediction | None:
+        """Of its best step without stages, once one was found."""
 
     def step_before(self, work: Work, plain: Plain | None) -> float:
         """Seconds of its best step, looked for now where that is worth it before such work begins; infinity where it is

@@ -24,12 +24,13 @@ from autopar.planner.meshes.contenders import Contender, Plain, Work
 from autopar.planner.one_mesh.mesh_plan import Candidate, shows_beyond
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.problem.limits import LIMITS
+from autopar.plans.plan_value import Prediction
 
 log = logging.getLogger(__name__)
 
 
 class HiddenFirst:
-    """A `Contender` beside another one, if any: asked before the best mesh is fitted into memory, it looks once for the
+    """A `Contender` beside another one, if any: asked where the best optimum does not fit, it looks once for the
     plan under `LIMITS.shares_under_memory`. query: of the whole batch. sums: of it, once it looked; best: what it
     found."""
 
@@ -38,9 +39,14 @@ class HiddenFirst:
         self.sums: OtherSums | None = None
         self.best: Candidate | None = None
 
+    @property
+    def played(self) -> Prediction | None:
+        """As of a `Contender`."""
+        return None if self.best is None else self.best.plan.predicted
+
     def step_before(self, work: Work, plain: Plain | None) -> float:
         """As of a `Contender`."""
-        if work == "fitting" and plain is not None and self.sums is None:
+        if plain is not None and plain.is_short and self.sums is None:
             self.look(plain.bounds)
         own = math.inf if self.best is None else _step(self.best)
         if self._other is None:

@@ -28,7 +28,7 @@ from autopar.planner.meshes.contenders import Contender, Plain
 from autopar.planner.meshes.mesh_search import Stage
 from autopar.planner.meshes.mesh_shapes import coarser, link_key, parts_of
 from autopar.planner.one_mesh.finer_plans import Decision, decisions, labels_on
-from autopar.planner.one_mesh.mesh_plan import Candidate, as_it_is, fit, price, solve_free
+from autopar.planner.one_mesh.mesh_plan import Candidate, as_it_is, fit, hides_all, price, solve_free
 from autopar.planner.one_mesh.query import Query
 from autopar.planner.problem.build import Built
 from autopar.planner.problem.limits import LIMITS
@@ -122,15 +122,15 @@ class SolvedMeshes:
         if not self._is_refined(mesh):
             return ""
         if self._contender is not None and not self._was_asked_early and math.isfinite(self._lowest):
-            plain = Plain(seconds=self._lowest)
+            plain = Plain(seconds=self._lowest, is_short=self._held_is_short(), bounds=self.free_bounds)
             self._other_seconds, self._was_asked_early = self._contender.step_before("finer meshes", plain), True
         if self._other_seconds < LIMITS.far_answer * self._lowest:
             return (
                 f"another answer takes {format_seconds(self._other_seconds)}, and the best mesh of fewer axes at least "
                 f"{format_seconds(self._lowest)}"
             )
-        early = self._played_early()
-        if early is not None and early.exposed_communication_seconds < LIMITS.least_exposed_share * early.step_seconds:
+        early = self._played_early() or (None if self._contender is None else self._contender.played)
+        if early is not None and hides_all(early):
             return (
                 f"{format_seconds(early.exposed_communication_seconds)} of a step of "
                 f"{format_seconds(early.step_seconds)} on fewer axes is communication that nothing hides"
@@ -191,7 +191,7 @@ class SolvedMeshes:
         """Raises Slower."""
         if self._contender is not None and self.best is None and self._is_short(mesh, free):
             self._other_seconds = self._contender.step_before(
-                "fitting", Plain(seconds=free.objective, bounds=self.free_bounds)
+                "fitting", Plain(seconds=free.objective, is_short=True, bounds=self.free_bounds)
             )
             self._contender = None
             if self._other_seconds < LIMITS.close_answer * free.objective:
@@ -205,6 +205,10 @@ class SolvedMeshes:
     def _refuse_slower(self, mesh: Mesh, free: Solution) -> None:
         if free.lower_bound >= self._other_seconds:
             raise Slower(mesh, free.lower_bound, self._other_seconds, "without a memory limit")
+
+    def _held_is_short(self) -> bool:
+        """Whether the best optimum on few axes does not fit."""
+        return self._held is not None and self._played_early() is None and self._is_short(self._held[0], self._held[2])
 
     def _is_short(self, mesh: Mesh, free: Solution) -> bool:
         """Whether the best optimum so far needs more memory than there is."""

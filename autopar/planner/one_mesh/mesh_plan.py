@@ -325,6 +325,11 @@ def shows_beyond(plan: Plan) -> bool:
     return plan.hidden_share > 0.0 and plan.predicted.step_seconds > longest
 
 
+def hides_all(step: Prediction) -> bool:
+    """Whether next to nothing of a step is communication that shows: meshes of other axes save no more than that."""
+    return step.exposed_communication_seconds < LIMITS.least_exposed_share * step.step_seconds
+
+
 def _with_statistics(attempt: Attempt, more: Mapping[str, float]) -> Attempt:
     candidate = attempt.candidate
     plan = replace(candidate.plan, statistics={**candidate.plan.statistics, **more})

@@ -37,7 +37,7 @@ from autopar.planner.problem.limits import LIMITS
 from autopar.planner.solver.deadline import Deadline
 from autopar.plans.parallel_plan import Plan
 from autopar.plans.plan_text import format_seconds
-from autopar.plans.plan_value import Baseline
+from autopar.plans.plan_value import Baseline, Prediction
 from autopar.request.pipeline_request import PipelineRequest
 
 log = logging.getLogger(__name__)
@@ -71,6 +71,11 @@ class FreePipelines:
     def step_seconds(self) -> float:
         """Of the best pipeline that was compared so far; infinity where there is none."""
         return math.inf if self._compared is None else self._compared.step_seconds
+
+    @property
+    def played(self) -> Prediction | None:
+        """As of a `Contender`: each of them has stages."""
+        return None
 
     def step_before(self, work: Work, plain: Plain | None) -> float:
         """As of a `Contender`."""

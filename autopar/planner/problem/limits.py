@@ -29,9 +29,11 @@ class Limits:
     coarser_starts: int = 3
     """From so many coarser meshes a plan is taken: blocks may nest in another order there, and cost more here."""
     least_exposed_share: float = 0.01
-    """Meshes of more axes are left out where communication takes less than this part of the played step of the best
-    optimum on fewer: a rule, no proof, as finer splits could make the computation cheaper too. Each takes 5 to 20 CPU s
-    to solve (Llama-3-8B on 256 H100: 0.5 %, and no mesh has cheaper operators by more than 0.1 %)."""
+    """Meshes of more axes are left out where communication that shows takes less than this part of the played step of
+    the best plan on fewer, and so are sums that take communication as hidden, or other meshes under them: a rule, no
+    proof, as other splits could make the computation cheaper too. Each takes 5 to 20 CPU s (Llama-3-8B on 256 H100:
+    0.5 %, and no mesh has cheaper operators by more than 0.1 %; on 16, where memory is short: 0.3 %, and the sums of
+    four meshes are 0.1 % apart)."""
     far_answer: float = 0.85
     """Meshes of more axes are left out where another answer takes at most this part of the best optimum on fewer: they
     save less than that (Llama-3-8B on two nodes with a slow network: 5 %), and each takes 15 CPU s to solve."""

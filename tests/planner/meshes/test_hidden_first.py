@@ -75,7 +75,7 @@ class Other:
     """A contender that takes so long, and remembers what it was to beat."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self.asked = seconds, list[tuple[Work, float]]()
+        self.seconds, self.asked, self.played = seconds, list[tuple[Work, float]](), None
 
     def step_before(self, work: Work, plain: Plain | None) -> float:
         assert plain is not None
@@ -101,12 +101,14 @@ def looks(monkeypatch: pytest.MonkeyPatch, candidate: Candidate) -> list[Any]:
     return found
 
 
-def test_it_looks_once_and_only_before_something_is_fitted(query: Query, looks: list[Any]) -> None:
+def test_it_looks_once_and_only_where_memory_is_short(query: Query, looks: list[Any]) -> None:
     contender, plain = HiddenFirst(query, None), Plain(seconds=0.8, bounds={MESH: 0.7})
     assert contender.step_before("finer meshes", plain) == math.inf
     assert contender.step_before("more parts", None) == math.inf
     assert looks == []
-    assert [contender.step_before(work, plain) for work in ("fitting", "fitting", "more parts")] == [0.5] * 3
+    works: tuple[Work, ...] = ("finer meshes", "fitting", "fitting", "more parts")
+    short = replace(plain, is_short=True)
+    assert [contender.step_before(work, short) for work in works] == [0.5] * 4
     assert looks == [(LIMITS.shares_under_memory[:1], {MESH: 0.7})]
 
 
@@ -116,7 +118,7 @@ def test_another_share_is_tried_where_the_step_shows_what_the_sum_left_out(
     """What is found of every search has the sum of `candidate`, in which next to nothing hides."""
     hidden = replace(candidate.plan, hidden_share=0.9, objective_seconds=0.4)
     looks.append(hidden)
-    HiddenFirst(query, None).step_before("fitting", Plain(seconds=0.8))
+    HiddenFirst(query, None).step_before("fitting", Plain(seconds=0.8, is_short=True))
     assert [shares for shares, _ in looks[1:]] == [(share,) for share in LIMITS.shares_under_memory]
 
 
@@ -125,7 +127,7 @@ def test_another_contender_must_beat_what_was_found(
     query: Query, looks: list[Any], plain_seconds: float, other_seconds: float
 ) -> None:
     other = Other(other_seconds)
-    seconds = HiddenFirst(query, other).step_before("fitting", Plain(seconds=plain_seconds))
+    seconds = HiddenFirst(query, other).step_before("fitting", Plain(seconds=plain_seconds, is_short=True))
     assert seconds == min(0.5, other_seconds)
     assert other.asked == [("fitting", min(0.5, plain_seconds))]
 
@@ -137,7 +139,7 @@ def test_the_shorter_step_is_chosen(
     plain = Chosen(best=None if plain_seconds is None else taking(candidate, plain_seconds), failures=())
     contender = HiddenFirst(query, None)
     assert contender.better_of(plain) is plain, "it did not look"
-    contender.step_before("fitting", Plain(seconds=0.8))
+    contender.step_before("fitting", Plain(seconds=0.8, is_short=True))
     chosen = contender.better_of(plain)
     assert (chosen is plain) == (not is_taken)
     assert chosen.best is not None
