@@ -14,6 +14,7 @@ from typing import TypeAlias
 from autopar.errors import InfeasibleError
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
+from autopar.planner.meshes.least_memory import why_states_do_not_fit
 from autopar.planner.meshes.mesh_shapes import resolve_meshes
 from autopar.planner.one_mesh.mesh_plan import Candidate, plan_on_mesh
 from autopar.planner.one_mesh.query import Query
@@ -70,6 +71,10 @@ def solved_baselines(query: Query, shapes: Shapes | None, below: float = math.in
     for name, mesh in baseline_meshes(query.cluster, shapes).items():
         if query.deadline.left() <= 0.0:
             found[name] = InfeasibleError(OUT_OF_TIME)
+            continue
+        refused = why_states_do_not_fit(free, mesh)
+        if refused is not None:
+            found[name] = refused
             continue
         try:
             found[name] = plan_on_mesh(free, mesh, below)

@@ -109,13 +109,14 @@ class OtherSums:
         for share, mesh in itertools.product(shares, self._meshes):
             if time.process_time() > end or query.deadline.left() <= 0.0:
                 break
-            if (share, mesh) in self._tried or self._bounds.at_least(mesh, share) >= below:
+            limit = below if best is None else below * (1.0 - LIMITS.played_least_gain)
+            if (share, mesh) in self._tried or self._bounds.at_least(mesh, share) >= limit:
                 continue
             self._tried.add((share, mesh))
             least = self._sums.get(share, math.inf)
-            cheaper = min(below, least * (1.0 - LIMITS.certified_gap))
+            cheaper = min(limit, least * (1.0 - LIMITS.certified_gap))
             asked = replace(query, hidden_share=share, search=search, stop_above=cheaper)
-            found = _found(asked, mesh, below, self._bounds, self.played)
+            found = _found(asked, mesh, limit, self._bounds, self.played)
             if found is None:
                 continue
             self._sums[share] = min(least, found.plan.objective_seconds)

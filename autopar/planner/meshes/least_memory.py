@@ -23,17 +23,33 @@ from autopar.rules.engine import tensor_operands
 
 PARTS = "parameters, gradients and optimizer state, were they split over all devices"
 
+COPIES = "parameters, gradients and optimizer state, whole along dp_replicate"
+
 LARGEST = "the largest parameter, were it split over all devices"
 
 
-def least_state_bytes(states: Mapping[str, StateBytes], query: Query) -> float:
-    """A bound on the bytes per device: every parameter with gradient and state, over all devices."""
+def least_state_bytes(states: Mapping[str, StateBytes], query: Query, mesh: Mesh | None = None) -> float:
+    """A bound on the bytes per device: every parameter with gradient and state, over all devices, or over those along
+    the axes of a mesh that may split them."""
     entries = [entry for entry in query.program.inputs if entry.role == "parameter"]
     total = sum(
         math.prod(entry.shape) * (entry.dtype.itemsize + states[entry.name].gradient + states[entry.name].optimizer)
         for entry in entries
     )
-    return total / query.cluster.num_devices
+    return total / (query.cluster.num_devices if mesh is None else _splitting(mesh))
+
+
+def _splitting(mesh: Mesh) -> int:
+    """Ranks along the axes that parameters may be split over."""
+    return math.prod(size for name, size in zip(mesh.axis_names, mesh.shape, strict=True) if name != "dp_replicate")
+
+
+def why_states_do_not_fit(query: Query, mesh: Mesh) -> DoesNotFit | None:
+    """The failure of a mesh of named axes where the states alone are too large along those that split them."""
+    least = least_state_bytes(query.state_bytes, query, mesh)
+    if least <= query.budget_bytes or PARAMETERS in query.may_wait_on_host:
+        return None
+    return DoesNotFit(mesh, least, query.budget_bytes, {COPIES if _splitting(mesh) < mesh.size else PARTS: least})
 
 
 def why_nothing_fits(query: Query, meshes: Sequence[Mesh]) -> DoesNotFit | None:

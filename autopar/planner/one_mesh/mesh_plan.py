@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
-from autopar.capture import fingerprint
 from autopar.cost_models.copy_costs import host_optimizer_seconds
 from autopar.errors import InfeasibleError
 from autopar.graphs.forward_backward import Partition
@@ -429,7 +428,7 @@ def plan_of(query: Query, mesh: Mesh, built: Built, solution: Solution, lifetime
         objective_seconds=solution.objective,
         bound_seconds=solution.lower_bound,
         gap=solution.gap,
-        fingerprint=fingerprint(query.program),
+        fingerprint=query.fingerprint,
         cluster=query.cluster.name,
         profile=query.cluster.profile,
         kernel_backend=query.kernel_backend,
@@ -503,7 +502,7 @@ def _issued(query: Query, plan: Plan, lifetimes: Lifetimes) -> tuple[Plan, Float
         measured = measure(one_by_one(step))
         if float(np.nanmax(measured)) > query.budget_bytes:  # however it is issued: nobody asks for its step
             return _without_steps(plan, states, float(np.nanmax(measured))), measured
-        issue, measured = choose_issue(step, query.cluster, measure, query.budget_bytes)
+        issue, measured = choose_issue(step, query.cluster, measure, query.budget_bytes, measured)
         if plan.waits_on_host:
             issue, measured = with_copies_ahead(step, issue, query.cluster, measure, query.budget_bytes)
     peak = float(np.nanmax(measured))

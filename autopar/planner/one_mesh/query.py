@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from autopar.capture import fingerprint
 from autopar.errors import ConfigurationError
 from autopar.graphs.expert_capacity import with_expert_capacity
 from autopar.graphs.expert_loads import expert_counts, with_expert_load
@@ -93,6 +94,14 @@ class Query:
     deadline: Deadline = NO_DEADLINE
     warm_start: Plan | None = None
     kept: ProgramCache = field(default_factory=ProgramCache, compare=False)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the program, read once."""
+        found = self.factorisation.derived.get("fingerprint")
+        if not isinstance(found, str):
+            found = self.factorisation.derived["fingerprint"] = fingerprint(self.program)
+        return found
 
     @staticmethod
     def of(

@@ -12,7 +12,7 @@ import pytest
 from autopar.errors import InfeasibleError
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
-from autopar.planner.meshes import choose_step
+from autopar.planner.meshes import baseline_plans, choose_step
 from autopar.planner.meshes.baseline_plans import solved_baselines, usable
 from autopar.planner.meshes.choose_mesh import Chosen, choose_mesh
 from autopar.planner.meshes.choose_step import instead, shortest_step
@@ -124,6 +124,51 @@ def test_a_mesh_stops_where_another_costs_as_little_under_the_same_share(
     assert len(limits) > 1
     assert limits[0] == pytest.approx(1.0 - LIMITS.played_least_gain)
     assert limits[1:] == pytest.approx([0.3 * (1.0 - LIMITS.certified_gap)] * (len(limits) - 1))
+
+
+@pytest.mark.parametrize(("shown_share", "is_last"), [(0.5, True), (2.0, False)])
+def test_no_mesh_is_tried_behind_a_step_that_shows_next_to_no_communication(
+    query: Query, chosen: Chosen, monkeypatch: pytest.MonkeyPatch, shown_share: float, is_last: bool
+) -> None:
+    """Of `least_exposed_share` half shows, or twice as much; and no share is tried where that is the plan so far."""
+    tried: list[float] = []
+    assert chosen.best is not None
+    shown = replace(
+        chosen.best.plan.predicted,
+        step_seconds=0.5,
+        exposed_communication_seconds=0.5 * shown_share * LIMITS.least_exposed_share,
+    )
+    such = replace(chosen.best, plan=replace(chosen.best.plan, objective_seconds=0.3, predicted=shown))
+
+    def found(query: Query, mesh: Mesh, *rest: object) -> Candidate:
+        tried.append(query.hidden_share)
+        return replace(such, mesh=mesh)
+
+    monkeypatch.setattr(choose_step, "_found", found)
+    monkeypatch.setattr(choose_step, "roles_of", lambda *given: ())
+    shortest_step(query, replace(chosen, others=()), (), 1.0)
+    assert tried, "the plan so far shows more"
+    assert (len(tried) == 1) == is_last
+    tried.clear()
+    shortest_step(query, replace(chosen, best=such, others=()), (), 1.0)
+    assert (tried == []) == is_last
+
+
+def test_copies_of_states_that_do_not_fit_are_refused_before_anything_is_priced(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two layers of 4 MiB each, in fp32 with gradients and two moments: 134 MB whole, a quarter of that over four
+    ranks."""
+    priced: list[Mesh] = []
+
+    def on_mesh(query: Query, mesh: Mesh, below: float) -> Candidate:
+        priced.append(mesh)
+        raise InfeasibleError("not in this test")
+
+    monkeypatch.setattr(baseline_plans, "plan_on_mesh", on_mesh)
+    baselines = solved_baselines(replace(query, budget_bytes=100e6), None)
+    assert [mesh.axis_names for mesh in priced] == [("dp_shard",), ("tp",), ("dp_shard", "tp")]
+    assert "whole along dp_replicate" in str(baselines["DDP"])
 
 
 def test_the_plan_says_what_it_took_the_place_of(query: Query, chosen: Chosen, known: list[Candidate]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,12 @@ import pytest
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
 from autopar.planner.meshes import solved_meshes
+from autopar.planner.meshes.contenders import Plain, Work
 from autopar.planner.meshes.solved_meshes import SolvedMeshes
 from autopar.planner.one_mesh.mesh_plan import Candidate, as_it_is
 from autopar.planner.one_mesh.query import Query
+from autopar.planner.problem.limits import LIMITS
+from autopar.plans.plan_value import Prediction
 from autopar.request.mesh_axes import FREE_AXIS_NAMES
 from tests.planner.problems import captured_mlp, free_query
 
@@ -67,3 +71,31 @@ def test_the_best_on_few_axes_is_played_once_for_all_meshes_of_more(
         meshes.refusal(mesh)
     assert len(played) == 1
     assert played[0] in few
+
+
+@pytest.mark.parametrize(("shown_share", "is_refused"), [(0.5, True), (2.0, False)])
+def test_a_contender_whose_step_shows_next_to_no_communication_spares_meshes_of_more_axes(
+    query: Query, shown_share: float, is_refused: bool
+) -> None:
+    """Asked where the best optimum on few axes does not fit: nothing fits in 1 kB."""
+    shown = Prediction(
+        step_seconds=1.0, peak_bytes=0.0, exposed_communication_seconds=shown_share * LIMITS.least_exposed_share
+    )
+    asked: list[Plain | None] = []
+
+    class Played:
+        played = shown
+
+        def step_before(self, work: Work, plain: Plain | None) -> float:
+            asked.append(plain)
+            return 1e3
+
+    few, more = (_mesh(8), _mesh(2, 4)), _mesh(2, 2, 2)
+    short = replace(query, budget_bytes=1e3, search=replace(query.search, table_entries=1e12))
+    meshes = SolvedMeshes(short, [*few, more], contender=Played())
+    for mesh in few:
+        next(meshes.stages(mesh))
+    assert ("communication that nothing hides" in meshes.refusal(more)) == is_refused
+    (plain,) = asked
+    assert plain is not None
+    assert (plain.is_short, set(plain.bounds)) == (True, set(few))
