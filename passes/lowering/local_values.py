@@ -29,7 +29,7 @@ aten = torch.ops.aten
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalValue:
     """One tensor as its producer leaves it. shared: phase -> layouts that it passes on the way to its consumers;
-    kept: backward takes the shared copy of forward instead of making its own."""
+    kept: backward takes the first shared copy of forward instead of making its own, and makes again what grows."""
 
     node: fx.Node
     shape: Shape
@@ -38,6 +38,12 @@ class LocalValue:
     operator: str
     shared: Mapping[str, tuple[Layout, ...]] = field(default_factory=dict)
     kept: bool = False
+
+    @property
+    def saved(self) -> Layout:
+        """The layout in which it is there in backward, too."""
+        copies = self.shared.get("forward", ())
+        return copies[0] if self.kept and copies else self.layout
 
 
 class LocalValues:
@@ -77,8 +83,8 @@ class LocalValues:
             return value.node
         if phase == "backward" and value.phase == "forward":
             copy = self._copies.get((node, "forward", layout))
-            if copy is not None and not via and (value.kept or not self._grows(value.shape, value.layout, layout)):
-                return copy  # saving the copy costs no more than saving the value itself
+            if copy is not None and not via and not self._grows(value.shape, value.saved, layout):
+                return copy  # saving the copy costs no more than saving what is saved in any case
         current, reached = value.layout, value.node
         for hop in (*self._hops(value, layout, phase), *via, layout):
             reached = self._move(node, value, reached, current, hop, phase)
@@ -98,8 +104,10 @@ class LocalValues:
         key = (node, phase, target)
         if key in self._copies:
             return self._copies[key]
-        if value.kept and phase == "backward" and (node, "forward", target) in self._copies:
-            return self._copies[node, "forward", target]
+        if value.kept and phase == "backward" and not self._grows(value.shape, value.saved, target):
+            copy = self._copies.get((node, "forward", target))
+            if copy is not None:
+                return copy
         if not is_reachable(source, target):
             raise PlanMismatchError(
                 f"{value.operator}: its tensor lies as {format_layout(source)}, a consumer wants "
