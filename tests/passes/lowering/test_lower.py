@@ -129,6 +129,20 @@ def test_kept_parameters_are_saved_and_not_gathered_again(mlp):
     assert any("pieces_joined" in value.name for value in part.saved)
 
 
+def test_what_grows_behind_a_kept_copy_is_gathered_again(mlp):
+    """Kept gathered over the first axis, still split over the second: readers of backward gather over that again, and
+    whole weights are not saved."""
+
+    def half(meaning):
+        return ParameterPlan(
+            stored=(Shard(0), Shard(0)), used=(R, Shard(0)), gradient=(Shard(0), Shard(0)), keep_gathered=True
+        )
+
+    part = mlp.check(data_parallel(mlp, SQUARE, half)).partitions[0]
+    assert collectives(part.backward)["all_gather_into_tensor"] == 1
+    assert max(value.bytes for value in part.saved if not value.is_input) < 4 * 8 * 8, "a whole weight of `proj`, in fp64"
+
+
 def tensor_parallel(case):
     """Column-parallel fc, row-parallel proj: hidden units split."""
     column, row = (Shard(0),), (Shard(1),)
