@@ -104,10 +104,9 @@ class LocalValues:
         key = (node, phase, target)
         if key in self._copies:
             return self._copies[key]
-        if value.kept and phase == "backward" and not self._grows(value.shape, value.saved, target):
-            copy = self._copies.get((node, "forward", target))
-            if copy is not None:
-                return copy
+        is_saved = value.kept and phase == "backward" and not self._grows(value.shape, value.saved, target)
+        if is_saved and (node, "forward", target) in self._copies:
+            return self._copies[node, "forward", target]
         if not is_reachable(source, target):
             raise PlanMismatchError(
                 f"{value.operator}: its tensor lies as {format_layout(source)}, a consumer wants "

@@ -157,8 +157,8 @@ def test_no_mesh_is_tried_behind_a_step_that_shows_next_to_no_communication(
 def test_copies_of_states_that_do_not_fit_are_refused_before_anything_is_priced(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two layers of 4 MiB each, in fp32 with gradients and two moments: 134 MB whole, a quarter of that over four
-    ranks."""
+    """Two layers of 2048 x 2048 parameters, fp32 with gradients and two moments: 134 MB whole, a quarter of that over
+    four ranks."""
     priced: list[Mesh] = []
 
     def on_mesh(query: Query, mesh: Mesh, below: float) -> Candidate:
