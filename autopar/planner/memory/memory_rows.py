@@ -43,6 +43,7 @@ class MemoryModel:
         self._live_bytes = find_live_bytes(built, mesh, state_bytes, lifetimes)
         self._first = np.array([live.first for live in self._live_bytes], dtype=np.int64)
         self._last = np.array([live.last for live in self._live_bytes], dtype=np.int64)
+        self._is_none = {id(live.bytes): not live.bytes.any() for live in self._live_bytes}
         self._sums: dict[tuple[int, ...], Floats] = {}
 
     def over_time(self, labels: Labels) -> Floats:
@@ -59,9 +60,9 @@ class MemoryModel:
         parts: dict[int, list[Floats]] = {}
         for number in np.flatnonzero((self._first <= position) & (position <= self._last)).tolist():
             live = self._live_bytes[number]
-            parts.setdefault(live.variable, []).append(live.bytes)
-        found = {variable: self._sum(arrays) for variable, arrays in sorted(parts.items())}
-        return {variable: total for variable, total in found.items() if total.any()}
+            if not self._is_none[id(live.bytes)]:
+                parts.setdefault(live.variable, []).append(live.bytes)
+        return {variable: self._sum(arrays) for variable, arrays in sorted(parts.items())}
 
     def _sum(self, arrays: Sequence[Floats]) -> Floats:
         if len(arrays) == 1:

@@ -50,8 +50,9 @@ class SolvedMeshes:
     floors: bounds in seconds that are known of meshes, and then only these are tried. contender: asked once before
     meshes of more than two axes are solved, which are left out where it is a `far_answer`, and else where their bound
     is above it; and once where the best optimum is known and does not fit, as fitting it is most of the work. Meshes
-    that are slower without a memory limit are then not fitted; where the contender is a `close_answer`, and so probably
-    faster than what fits, the search under the limit gets `time_share_if_close` of its time."""
+    that are slower without a memory limit are then not fitted, and fitting ends where they are slower under it; where
+    the contender is a `close_answer`, and so probably faster than what fits, the search under the limit gets
+    `time_share_if_close` of its time."""
 
     def __init__(
         self,
@@ -194,11 +195,12 @@ class SolvedMeshes:
                 "fitting", Plain(seconds=free.objective, is_short=True, bounds=self.free_bounds)
             )
             self._contender = None
+            self._fit_query = replace(self._query, stop_above=min(self._query.stop_above, self._other_seconds))
             if self._other_seconds < LIMITS.close_answer * free.objective:
                 search = self._query.search
                 least = min(search.memory_seconds, LIMITS.least_memory_seconds)
                 less = max(LIMITS.time_share_if_close * search.memory_seconds, least)
-                self._fit_query = replace(self._query, search=replace(search, memory_seconds=less))
+                self._fit_query = replace(self._fit_query, search=replace(search, memory_seconds=less))
         if self._contender is None:
             self._refuse_slower(mesh, free)
 

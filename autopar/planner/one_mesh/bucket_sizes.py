@@ -8,17 +8,18 @@ product is cut beside the collective of its rows, by playing the step with each.
 A larger bucket saves starts and loses overlap. Kernels keep their prices in every order, so they are priced once; the
 collectives, and the copies that pack and unpack, are priced for every size.
 
-Chunks are tried with the fastest sizes, kind by kind: a chunk costs a start and hides the rest of its collective behind
-the next chunk's product, so they pay where both take long. They stay where they make the step shorter by `LEAST_GAIN`.
-Behind them, products with their collective in symmetric memory are tried in the same way, kind by kind, for groups that
-lie inside a node of GPUs with NVLink.
+Chunks are tried with the fastest sizes that fit into memory, kind by kind: a chunk costs a start and hides the rest of
+its collective behind the next chunk's product, so they pay where both take long. They stay where they make the step
+shorter by `LEAST_GAIN`. Behind them, products with their collective in symmetric memory are tried in the same way, kind
+by kind, for groups that lie inside a node of GPUs with NVLink.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -118,10 +119,12 @@ def issues(
     mesh: Mesh,
     backend: str,
     chunks: Sequence[int] = CHUNKS,
+    fits: Callable[[Issue], bool] = lambda issue: True,
 ) -> Iterator[Issue]:
-    """What the sizes give, the fastest first and of equals the smallest, up to none; sizes that join the same count
-    once. The fastest in chunks stands in front, where that is faster still, and in front of it the fastest in symmetric
-    memory. Last comes what takes the least memory: as lowered, each collective awaited where it starts.
+    """What the sizes give, the fastest first and of equals the smallest, up to none, from the first on that `fits`;
+    sizes that join the same count once. The fastest in chunks with its sizes stands in front, where that is faster
+    still, and in front of it the fastest in symmetric memory. Last comes what takes the least memory: as lowered, each
+    collective awaited where it starts.
 
     runs: as of `LoweredStage.runs`, without buckets. mesh and backend: as of `program_actions`. chunks: numbers of them
     to try.
@@ -138,11 +141,22 @@ def issues(
             played = tuple(one.play(bucket_bytes) for one in passes)
             found[joined] = Issue(bucket_bytes=bucket_bytes, passes=played, times=counts)
     fastest_first = sorted(found.values(), key=lambda issue: issue.seconds)
-    cut = _in_chunks(passes, fastest_first[0], chunks[:: 1 + (nodes > LARGE_PROGRAM)]) if chunks else []
-    symmetric = _in_symmetric_memory(passes, [*cut, *fastest_first][0], fastest_first[0].seconds)
     up_to_none = 1 + next(index for index, issue in enumerate(fastest_first) if not issue.bucket_bytes)
-    yield from (*symmetric, *cut, *fastest_first[:up_to_none])
+    whole = _from_first_that_fits(fastest_first[:up_to_none], fits)
+    if whole:
+        cut = _in_chunks(passes, whole[0], chunks[:: 1 + (nodes > LARGE_PROGRAM)]) if chunks else []
+        symmetric = _in_symmetric_memory(passes, [*cut, *whole][0], whole[0].seconds)
+        yield from (*symmetric, *cut, *whole)
     yield Issue(bucket_bytes=None, passes=tuple(one.play(None) for one in passes), times=counts)
+
+
+def _from_first_that_fits(up_to_none: Sequence[Issue], fits: Callable[[Issue], bool]) -> Sequence[Issue]:
+    """Sizes without those in front that hold too much; nothing where that is so without buckets, which hold least."""
+    if fits(up_to_none[0]):
+        return up_to_none
+    if len(up_to_none) == 1 or not fits(up_to_none[-1]):
+        return ()
+    return [*itertools.dropwhile(lambda issue: not fits(issue), up_to_none[1:-1]), up_to_none[-1]]
 
 
 def _in_symmetric_memory(passes: Sequence[_Pass], best: Issue, whole_seconds: float) -> list[Issue]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -125,6 +126,29 @@ def test_what_takes_the_least_memory_comes_last_and_hides_nothing(case: Case, pa
     last = found(case, parameter, network(1e-3, 1e7))[-1]
     assert last.bucket_bytes is None
     assert last.seconds == pytest.approx(last.compute_seconds + last.exposed_communication_seconds)
+
+
+def test_sizes_that_hold_too_much_are_left_out_and_smaller_ones_kept(case: Case) -> None:
+    cluster, passes = network(1e-2, 1e9), runs(partition(case, all_replicated))
+    asked: list[float] = []
+
+    def up_to(most: float) -> list[float | None]:
+        def fits(issue: Issue) -> bool:
+            asked.append(max((issue.bucket_bytes or {"": 0.0}).values()))
+            return asked[-1] <= most
+
+        asked.clear()
+        found = issues(passes, cluster=cluster, mesh=MESH, backend="eager", fits=fits)
+        return [issue.bucket_bytes and max(issue.bucket_bytes.values()) for issue in found]
+
+    everything = up_to(math.inf)
+    assert len(everything) > 2
+    assert len(asked) == 1
+    largest, *_ = everything
+    assert largest is not None
+    assert up_to(largest / 2) == [{}, None], "smaller sizes are slower than none here"
+    assert up_to(-1.0) == [None]
+    assert asked == [largest, 0.0], "where it does not fit without buckets, no other size does"
 
 
 @pytest.fixture(scope="module")
