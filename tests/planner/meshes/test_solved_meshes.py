@@ -9,6 +9,7 @@ import pytest
 
 from autopar.hardware.cluster import Cluster
 from autopar.layouts.placement import Mesh
+from autopar.planner.memory.shortage import Slower
 from autopar.planner.meshes import solved_meshes
 from autopar.planner.meshes.contenders import Plain, Work
 from autopar.planner.meshes.solved_meshes import SolvedMeshes
@@ -99,3 +100,26 @@ def test_a_contender_whose_step_shows_next_to_no_communication_spares_meshes_of_
     (plain,) = asked
     assert plain is not None
     assert (plain.is_short, set(plain.bounds)) == (True, set(few))
+
+
+@pytest.mark.parametrize("is_below", [True, False])
+def test_a_mesh_is_fitted_no_further_than_to_a_bound_above_the_contender(
+    query: Query, candidate: Candidate, is_below: bool
+) -> None:
+    short = replace(query, budget_bytes=0.7 * candidate.plan.predicted.peak_bytes)
+    alone = SolvedMeshes(short, [_mesh(8)])
+    free, *_, fitted = (stage.bound for stage in alone.stages(_mesh(8)))
+    assert free < fitted
+
+    class Other:
+        played = None
+
+        def step_before(self, work: Work, plain: Plain | None) -> float:
+            return 0.5 * (free + fitted) if is_below else 2.0 * fitted
+
+    meshes = SolvedMeshes(short, [_mesh(8)], contender=Other())
+    if is_below:
+        with pytest.raises(Slower, match="under the memory limit"):
+            list(meshes.stages(_mesh(8)))
+    else:
+        assert list(meshes.stages(_mesh(8)))[-1].bound == fitted
