@@ -1,7 +1,8 @@
 """Bodies: every graph that one stage runs, with the kernels and collectives that it takes, and how often.
 
 F, B, I, W: once per micro-batch, as the schedule says; prepare, late: once per step, where there is any
-first, last: what runs as the first F with prepare in it, and as the last B with late in it, where there are no stages
+first: what runs as the first F with prepare in it, where there are no stages
+last: what runs as the last B with late in it; in a pipeline, as the last B or W of a stage, and starts late
 """
 
 from __future__ import annotations

@@ -118,13 +118,14 @@ def issues(
     mesh: Mesh,
     backend: str,
     chunks: Sequence[int] = CHUNKS,
+    symmetric: bool = True,
 ) -> Iterator[Issue]:
     """What the sizes give, the fastest first and of equals the smallest, up to none; sizes that join the same count
     once. The fastest in chunks stands in front, where that is faster still, and in front of it the fastest in symmetric
     memory. Last comes what takes the least memory: as lowered, each collective awaited where it starts.
 
     runs: as of `LoweredStage.runs`, without buckets. mesh and backend: as of `program_actions`. chunks: numbers of them
-    to try.
+    to try; symmetric: whether symmetric memory is tried.
     """
     prices = KernelPrices(device=cluster.device)
     passes = [_Pass(module.graph, phase, cluster, mesh, backend, prices) for phase, module, _ in runs]
@@ -139,9 +140,10 @@ def issues(
             found[joined] = Issue(bucket_bytes=bucket_bytes, passes=played, times=counts)
     fastest_first = sorted(found.values(), key=lambda issue: issue.seconds)
     cut = _in_chunks(passes, fastest_first[0], chunks[:: 1 + (nodes > LARGE_PROGRAM)]) if chunks else []
-    symmetric = _in_symmetric_memory(passes, [*cut, *fastest_first][0], fastest_first[0].seconds)
+    best, whole_seconds = [*cut, *fastest_first][0], fastest_first[0].seconds
+    in_memory = _in_symmetric_memory(passes, best, whole_seconds) if symmetric else []
     up_to_none = 1 + next(index for index, issue in enumerate(fastest_first) if not issue.bucket_bytes)
-    yield from (*symmetric, *cut, *fastest_first[:up_to_none])
+    yield from (*in_memory, *cut, *fastest_first[:up_to_none])
     yield Issue(bucket_bytes=None, passes=tuple(one.play(None) for one in passes), times=counts)
 
 
