@@ -157,7 +157,7 @@ def programs_of(plan: Plan, name: str) -> list[list[Event]]:
 
 def plan_of(schedule: str, dims: dict[str, int], *, once: bool = False, chunks: int = 1) -> Plan:
     blocks = CASES["skips"].halves if chunks == 1 else CASES["skips"].quarters
-    plan = pipeline_plan("skips", blocks, schedule, MICRO_BATCHES, dims, chunks)
+    plan = pipeline_plan("skips", blocks, schedule, MICRO_BATCHES, dims, chunks).with_(bucket_bytes={})
     return gathering_once(plan) if once else plan
 
 
