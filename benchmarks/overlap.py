@@ -24,13 +24,16 @@ import torch
 from rich.console import Console
 
 import autopar
+from autopar.capture import Captures
 from autopar.errors import AutoparError
 from autopar.hardware.cluster import Cluster
+from autopar.planner.batch.micro_batch_program import in_parts
 from autopar.plans.parallel_plan import Plan
+from autopar.questions import capture_model
+from autopar.request import Request
 from autopar.simulation.played_plan import simulate_plan
 from benchmarks.netlab.lab import Lab
 from benchmarks.netlab.machine import why_unavailable
-from benchmarks.netlab.pipelines.__main__ import part_of
 from benchmarks.netlab.pipelines.job import RESULTS, WARM_UP_STEPS
 from benchmarks.netlab.pipelines.settings import SETTINGS
 from benchmarks.netlab.presets import PRESETS
@@ -123,7 +126,11 @@ def plans_of(row: Row, cluster: Cluster) -> dict[str, Plan]:
 
 def played_seconds(row: Row, plan: Plan, cluster: Cluster) -> float:
     """The step of the lowered programs."""
-    return simulate_plan(plan, part_of(SETTINGS[row.setting], plan), cluster, torch.optim.SGD).step_seconds
+    model, inputs = SETTINGS[row.setting].model_and_inputs()
+    request = Request(cluster=Cluster.parse("1 cpu"), optimizer=torch.optim.SGD)
+    captured = capture_model(model, (), dict(inputs), request, Captures(), training=True)
+    program = in_parts(captured.program, plan.micro_batches, captured)
+    return simulate_plan(plan, program, cluster, torch.optim.SGD).step_seconds
 
 
 def with_factor(seconds: Mapping[str, float]) -> dict[str, float]:

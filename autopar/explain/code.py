@@ -45,6 +45,7 @@ NAMES: dict[Turn, str] = {
     "late": "sum_gradients",
     "first": "first_forward",
     "last": "last_backward",
+    "ending": "await_sums",
 }
 
 
@@ -77,7 +78,7 @@ class _Printer:
         self.last = step.last_passes(group) if plan.in_stages else {}
         for action, body in self.last.items():
             self.bodies[_name("last", action.stage)] = body
-            self.bodies[_name("late", action.stage)] = step.ending(body.stage)
+            del self.bodies[_name("late", action.stage)]
         if not plan.in_stages:  # what runs once per step is in the first forward and in the last backward
             ends = step.ends(own[0]).values()
             self.bodies = {name: body for name, body in self.bodies.items() if not body.is_once_per_step}
@@ -116,6 +117,7 @@ class _Printer:
         for action in self.passes:
             yield from self._pass(action)
         yield from self._once("late")
+        yield from self._once("ending")
         if self.step.program.training:
             yield with_comment("    optimizer()", format_seconds(self.optimizer_seconds))
         for name, body in self.bodies.items():

@@ -210,13 +210,15 @@ class StepGraphs:
         return [stage for stage, holders in enumerate(self.schedule.holders) if group in holders]
 
     def last_passes(self, group: int) -> dict[int, PipeAction]:
-        """Stage -> the last pass of its backward on a rank group, of the stages that sum their gradients in it."""
+        """Stage -> the last pass of its backward on a rank group, of the stages that start late sums with it or behind
+        it."""
         passes = {action.stage: action for action in self.passes.ranks[group] if action.kind != "F"}
         lowered = {stage: self.of[stage].lowered for stage in passes}
         return {
             stage: action
             for stage, action in passes.items()
-            if lowered[stage].last is not None and lowered[stage].context.last_kind == action.kind
+            if (lowered[stage].last or lowered[stage].ending) is not None
+            and lowered[stage].context.last_kind == action.kind
         }
 
     def shared_gradients(self, group: int) -> tuple[list[int], float]:

@@ -22,7 +22,7 @@ from autopar.cost_models.kernel_seconds import KernelPrices
 from autopar.cost_models.optimizer_step import step_buffer_bytes
 from autopar.cost_models.pipeline_program import SENDS, PassProgram, pipeline_program
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction, program_actions
-from autopar.cost_models.program_timeline import PassBytes, pass_program
+from autopar.cost_models.program_timeline import PassBytes, issued, pass_program
 from autopar.cost_models.simulator import ALONE, Action, Interference, simulate
 from autopar.cost_models.stage_costs import host_pass_seconds
 from autopar.hardware.cluster import Cluster
@@ -107,7 +107,7 @@ class StepProgram:
             state_bytes=[each.bytes for each in states],
             message_bytes=[graphs.message_bytes(rank) for rank in range(len(schedule.ranks))],
             in_turn=not self.plan.in_stages,
-            others=self._others(free) if self.plan.in_stages else self._ends(graphs.of[0], free),
+            others=self._others(bodies, free) if self.plan.in_stages else self._ends(graphs.of[0], free),
         )
         actions += [replace(a, depends_on=tuple(index + shift for index in a.depends_on)) for a in played]
         last = {action.rank: index for index, action in enumerate(actions) if action.stream == COMPUTE}
@@ -162,6 +162,8 @@ class StepProgram:
             yield self._body("W", stage, halves.weights)
         if lowered.late is not None:
             yield self._body("late", stage, lowered.late.reduce)
+        if lowered.ending is not None:
+            yield self._body("ending", stage, lowered.ending)
 
     def ends(self, stage: PricedStage, free: str | None = None) -> dict[PipeAction, Body]:
         """The first forward and the last backward of a step without several stages, where they do more than others."""
@@ -174,19 +176,16 @@ class StepProgram:
         return bodies if free is None else {action: self._without(free, body) for action, body in bodies.items()}
 
     def last_passes(self, rank: int, free: str | None = None) -> dict[PipeAction, Body]:
-        """The last pass of backward of every stage of a pipeline that starts its late sums, on a rank group."""
-        found = {}
-        for number, action in self.graphs.last_passes(rank).items():
-            stage = self.graphs.of[number]
-            assert stage.lowered.last is not None
-            body = self._body("last", stage, stage.lowered.last, hands_on=action.kind != "W")
-            found[action] = body if free is None else self._without(free, body)
-        return found
+        """The last pass of backward of every stage of a pipeline on a rank group that has its late sums in it."""
+        bodies = {
+            action: self._body("last", stage, stage.lowered.last, hands_on=action.kind != "W")
+            for stage, action in self._ending(rank)
+            if stage.lowered.last is not None
+        }
+        return bodies if free is None else {action: self._without(free, body) for action, body in bodies.items()}
 
-    def ending(self, stage: PricedStage) -> Body:
-        """What waits for the sums that the last pass of a stage's backward has started."""
-        assert stage.lowered.ending is not None
-        return self._body("late", stage, stage.lowered.ending)
+    def _ending(self, rank: int) -> Iterator[tuple[PricedStage, PipeAction]]:
+        return ((self.graphs.of[stage], action) for stage, action in self.graphs.last_passes(rank).items())
 
     def _ends(self, stage: PricedStage, free: str | None) -> dict[PipeAction, PassProgram]:
         """`ends`, with the bytes that they bring."""
@@ -195,13 +194,17 @@ class StepProgram:
             for action, body in self.ends(stage, free).items()
         }
 
-    def _others(self, free: str | None) -> dict[PipeAction, PassProgram]:
-        """`last_passes` of all rank groups, with the bytes that they bring."""
-        return {
-            action: self._program(body, body.stage.bytes_of_end(action.kind))
-            for rank in range(len(self.graphs.passes.ranks))
-            for action, body in self.last_passes(rank, free).items()
-        }
+    def _others(self, bodies: Sequence[Mapping[Turn, Body]], free: str | None) -> dict[PipeAction, PassProgram]:
+        """The last passes of backward of a pipeline's stages, with the sums that they start, or that start behind them.
+        bodies: of every stage."""
+        found = {}
+        for rank in range(len(self.graphs.passes.ranks)):
+            last = self.last_passes(rank, free)
+            for stage, action in self._ending(rank):
+                body = last.get(action) or bodies[stage.number][action.kind]
+                program = self._program(body, stage.bytes_of_end(action.kind))
+                found[action] = program if action in last else _followed(program, bodies[stage.number]["late"])
+        return found
 
     def _passes(self, stage: PricedStage, bodies: Mapping[Turn, Body]) -> Iterator[tuple[tuple[int, Kind], PassProgram]]:
         """((stage, kind), program) of the passes of a stage, with the bytes that they bring."""
@@ -312,6 +315,17 @@ class StepProgram:
     def _gradient_bytes(self, lowered: Program) -> float:
         parameters = [entry for entry in lowered.inputs if entry.role == "parameter"]
         return sum(math.prod(entry.shape) * self.state_bytes[entry.name].gradient for entry in parameters)
+
+
+def _followed(program: PassProgram, sums: Body) -> PassProgram:
+    """A pass with the sums that start behind it, while what it makes is sent."""
+    first = len(program.actions)
+    output = range(first)[program.output]
+    started = [
+        replace(one, depends_on=tuple(first + index for index in one.depends_on) or (output,))
+        for one in issued(sums.actions, sums.waits)
+    ]
+    return PassProgram((*program.actions, *started), output)
 
 
 def _last_of_streams(actions: Sequence[Action], rank: int) -> Iterable[tuple[str, int]]:

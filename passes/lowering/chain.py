@@ -172,29 +172,31 @@ def _with_ends(stage: LoweredStage, cut: LoweredStage) -> LoweredStage:
 
 
 def _in_halves(stage: LoweredStage, cut: LoweredStage) -> LoweredStage:
-    """A stage of a pipeline, likewise: both halves of its backward, and the last pass of it, which starts the sums that
-    wait; what it sends to other stages does not wait for them."""
+    """A stage of a pipeline, likewise: both halves of its backward, and the sums that wait, which start with the last
+    pass of it, or behind that, and end behind the last pass of the rank."""
     plan, halves = stage.plan, cut.halves
     if halves is None or stage.partition.backward is None:
         return stage
     inputs, weights = (_started_early(graph, plan) for graph in (halves.inputs, halves.weights))
     stage = replace(stage, halves=replace(halves, whole=stage.partition.backward, inputs=inputs, weights=weights))
-    last = None if plan.bucket_bytes is None else last_one_by_one(cut)
-    if last is None:
+    if cut.late is None or plan.bucket_bytes is None or stage.context.last_kind is None:
         return stage
-    sent = 0 if stage.context.last_kind == "W" else stage.sent
-    last, ending = left_open(_started_early(last, plan), sent)
+    last = last_one_by_one(cut)
+    if last is None:
+        reduce, ending = left_open(_started_early(cut.late.reduce, plan), 0)
+        return replace(stage, late=replace(cut.late, reduce=reduce), ending=ending)
+    last, ending = left_open(_started_early(last, plan), 0)
     return replace(stage, last=last, ending=ending)
 
 
 def last_one_by_one(cut: LoweredStage) -> GraphModule | None:
     """The last pass of the backward of a stage of a pipeline, with the sums that wait behind what it computes; None
-    where none do. cut: the stage before its collectives are started early."""
+    where there are none, and where it sends gradients to other stages, which sums beside it would delay: they start
+    behind it then, while others compute. cut: the stage before its collectives are started early."""
     halves, kind = cut.halves, cut.context.last_kind
-    if halves is None or cut.late is None or kind is None:
+    if halves is None or cut.late is None or kind is None or (kind != "W" and cut.sent):
         return None
-    graph, sent = (halves.weights, 0) if kind == "W" else (halves.whole, cut.sent)
-    return last_pass(graph, cut.late, cut.totals, sent)
+    return last_pass(halves.weights if kind == "W" else halves.whole, cut.late, cut.totals)
 
 
 def _started_early(graph: GraphModule, plan: Plan) -> GraphModule:

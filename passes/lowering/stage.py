@@ -77,9 +77,10 @@ class LoweredStage:
     ranks: what `no_sync` holds back, and what is summed once per step where there are several micro-batches. totals: of
     the gradients, by index, those that backward adds to a total. halves: backward of a stage of a pipeline, also in two
     pieces. first: without a pipeline, what runs in place of the first forward of a step, with what is prepared, which
-    it returns behind all others. last: what runs in place of the last backward (in a pipeline, in place of the last
-    pass of the stage's backward: `StageContext.last_kind`), with the late sums, returning every total complete; where
-    there is an ending, it starts the sums, and that waits for them behind all passes of the step.
+    it returns behind all others. last: what runs in place of the last backward (in a pipeline, where it sends nothing,
+    in place of the last pass of the stage's backward: `StageContext.last_kind`), with the late sums, returning every
+    total complete. ending: of a stage of a pipeline, what waits for the late sums behind all passes of the step; `last`,
+    or else what `late` reduces with behind the last pass, then only starts them.
     """
 
     context: StageContext

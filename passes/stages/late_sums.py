@@ -6,8 +6,8 @@ Sums are linear, so what `unreduced` returns may be added up over many passes an
 anything else than a sum over ranks are not cut. A gradient that changes its dtype behind the sum is not cut either:
 it would be added up in the other one.
 
-The last backward of a step holds the sums, so that they run beside it (in a pipeline the last backward of the stage,
-or the last of its second halves):
+The last backward of a step holds the sums, so that they run beside it (in a pipeline that of the first stage, or the
+last of the second halves of a stage, which send nothing):
 
     last(..., total): g = all_reduce(total + x, "sum"); return g
 """
@@ -61,14 +61,13 @@ def cut_late_sums(graph_module: fx.GraphModule, first: int = 0, *, growing: bool
     )
 
 
-def last_pass(module: fx.GraphModule, late: CutGraph, totals: Sequence[int], sent: int = 0) -> fx.GraphModule:
-    """A backward graph which adds to totals, with the sums of `late` behind them: it returns what it sends, its first
-    `sent` results, and the complete gradients in the order of `totals`. Those that other passes added up are inputs
-    behind the others. What it takes and returns of totals states its shape: a total ends where it is summed."""
+def last_pass(module: fx.GraphModule, late: CutGraph, totals: Sequence[int]) -> fx.GraphModule:
+    """A backward graph which adds to totals, with the sums of `late` behind them: it returns the complete gradients in
+    the order of `totals`. Those that other passes added up are inputs behind the others. What it takes and returns of
+    totals states its shape: a total ends where it is summed."""
     graph = Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    returned = graph.graph_copy(module.graph, copies)
-    assert isinstance(returned, tuple | list)
+    graph.graph_copy(module.graph, copies)
     whole = returned_values(late.unreduced.graph)
     complete = {index: _added_up(graph, index, whole[index]) for index in totals}
     places = late.reduce.graph.find_nodes(op="placeholder")
@@ -78,7 +77,7 @@ def last_pass(module: fx.GraphModule, late: CutGraph, totals: Sequence[int], sen
             made[node] = graph.node_copy(node, made.__getitem__)
     sums = returned_values(late.reduce.graph)
     complete |= {position: made[node] for position, node in zip(late.positions, sums, strict=True)}
-    graph.output((*returned[:sent], *complete.values()))
+    graph.output(tuple(complete.values()))
     return LazyGraphModule(module, graph)
 
 

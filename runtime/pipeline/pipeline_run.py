@@ -118,7 +118,9 @@ class PipelineRun:
         if self.before is not None:
             assert self.gradients is not None
             for stage in self.before.totals:
-                self._add(self.step.graphs[stage].run_reduce(self.before.totals[stage]))
+                complete, started = self.step.graphs[stage].run_reduce(self.before.totals[stage])
+                self._add(complete)
+                self._add(self.step.graphs[stage].run_ending(started) if started else {})
         self.before = None
 
     def act(self, action: PipeAction, received: dict[str, torch.Tensor]) -> None:
@@ -131,7 +133,7 @@ class PipelineRun:
         elif action.kind == "W":
             kept, totals = self.saved.pop(action[::2]), self.totals[action.stage]
             if self._sums(action, graphs):
-                _, self.started[action.stage] = graphs.run_last(kept, [], totals, action.micro_batch, self.pieces)
+                self.started[action.stage] = graphs.run_last(kept, [], totals, action.micro_batch, self.pieces)
             else:
                 graphs.run_weights(kept, totals, action.micro_batch, self.pieces)
         else:
@@ -164,10 +166,9 @@ class PipelineRun:
         received.clear()
         prepared, totals = run.prepared[action.stage], run.totals[action.stage]
         if self._sums(action, graphs):
-            sent, self.started[action.stage] = graphs.run_last(saved, prepared, totals, part, self.pieces)
-            kept = []
-        else:
-            sent, kept = graphs.run_backward(saved, prepared, totals, part, self.pieces, weights=action.kind == "B")
+            self.started[action.stage] = graphs.run_last(saved, prepared, totals, part, self.pieces)
+            return
+        sent, kept = graphs.run_backward(saved, prepared, totals, part, self.pieces, weights=action.kind == "B")
         if action.stage in self.folds:
             self.folds[action.stage].add(kept)
         self._send(action, dict(zip(graphs.sent_backward, sent, strict=True)))
@@ -175,15 +176,19 @@ class PipelineRun:
             self.saved[action[::2]] = kept
 
     def _sums(self, action: PipeAction, graphs: StageGraphs) -> bool:
-        """Whether a pass starts to sum the gradients of its stage over the ranks, being the last of its backward."""
+        """Whether a pass sums the gradients of its stage over the ranks, being the last of its backward."""
         return graphs.last is not None and self.ends.get(action.stage) == action
 
     def _complete(self, stage: int) -> None:
-        """Behind the last backward of a stage its gradients are summed over the ranks, where that has not begun."""
+        """Behind the last backward of a stage its gradients are summed over the ranks, where that has not begun; the
+        sums are awaited when all passes are done."""
         totals = self.totals.pop(stage)
         if stage in self.folds:
             totals = self.folds.pop(stage).total()
-        self._add(self.step.graphs[stage].run_reduce(totals))
+        complete, started = self.step.graphs[stage].run_reduce(totals)
+        self._add(complete)
+        if started:
+            self.started[stage] = started
         del self.prepared[stage]
 
     def _add(self, found: Mapping[str, torch.Tensor]) -> None:

@@ -5,11 +5,12 @@
 
 Block tables price collectives one behind the other. Of a pipeline that was chosen by them the stages that differ are
 lowered, and `bucket_sizes.issues` plays their passes with every way to issue them, the last pass of backward with the
-sums that it starts. The way that makes all passes of a step shortest, and fits, is the plan's; what it hides is taken
+sums that are in it. The way that makes all passes of a step shortest, and fits, is the plan's; what it hides is taken
 off the seconds of the stages, and the schedule is played again. So the objective of a plan counts collectives one by
 one, as its bound does, and its predicted step does not.
 
-Restricted: equal rank groups. Sums that run on behind the last pass of their stage count as part of it.
+Restricted: equal rank groups. Sums that run on behind a rank's passes count as behind them, also where those of
+another stage of the rank would hide them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from torch import fx
 
 from autopar.cost_models.schedule_player import play_pipeline
+from autopar.cost_models.simulator import Timeline
 from autopar.cost_models.stage_costs import StageCosts
 from autopar.graphs.live_ranges import bytes_over_time, stage_memory_events
 from autopar.passes.lowering.chain import cut_passes, last_one_by_one, lowered_on, resumed, start_early
@@ -91,7 +93,23 @@ def _runs(stage: LoweredStage, pipeline: Pipeline, count: int) -> Runs:
     last = last_one_by_one(stage)
     if last is not None:
         runs["last"] = ("backward", last, count)
+    elif stage.late is not None:
+        runs["late"] = ("backward", stage.late.reduce, count)
     return runs
+
+
+@dataclass(frozen=True, slots=True)
+class _Length:
+    """Seconds of a pass: of what it computes, beside collectives, and up to the end of these."""
+
+    kernels: float
+    whole: float
+
+    @staticmethod
+    def of(timeline: Timeline) -> _Length:
+        kernels = [end for action, (_, end) in zip(timeline.actions, timeline.intervals, strict=True)
+                   if action.seconds and not action.communication]  # fmt: skip
+        return _Length(max(kernels, default=0.0), timeline.makespan_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,24 +120,29 @@ class _More:
     backward: float
 
 
-def _by_stage(issue: Issue, runs: Mapping[int, Runs]) -> dict[int, dict[str, float]]:
-    """Stage -> seconds of its passes."""
+def _by_stage(issue: Issue, runs: Mapping[int, Runs]) -> dict[int, dict[str, _Length]]:
+    """Stage -> its passes."""
     played = iter(issue.passes)
-    return {number: {name: next(played).makespan_seconds for name in own} for number, own in runs.items()}
+    return {number: {name: _Length.of(next(played)) for name in own} for number, own in runs.items()}
 
 
-def _hidden(stage: StageCosts, before: Mapping[str, float], after: Mapping[str, float], more: _More) -> StageCosts:
+def _hidden(stage: StageCosts, before: Mapping[str, _Length], after: Mapping[str, _Length], more: _More) -> StageCosts:
     """The stage without what its passes hide."""
-    hidden = {name: before[name] - after[name] for name in before}
+    hidden = {name: before[name].whole - after[name].whole for name in before}
     backward, weights = hidden.get("I", hidden.get("B", 0.0)), hidden.get("W", 0.0)
     from_weights = min(weights + max(0.0, backward - stage.backward_seconds), stage.weight_seconds)
-    every = weights if "W" in hidden else backward
-    once = hidden["last"] - every if "last" in hidden else 0.0
+    longer, once = 0.0, hidden.get("late", 0.0)
+    if "last" in before:
+        every = "W" if "W" in before else "B"
+        longer = max(0.0, after["last"].kernels - after[every].whole)
+        sums = before["last"].whole - before[every].whole
+        once = sums - (after["last"].whole - after[every].whole - longer)
     return replace(
         stage,
         forward_seconds=max(0.0, stage.forward_seconds - hidden["F"]),
         backward_seconds=max(0.0, stage.backward_seconds - backward),
         weight_seconds=stage.weight_seconds - from_weights,
+        last_seconds=longer,
         once_seconds=max(0.0, stage.once_seconds - once),
         forward_extra_bytes=stage.forward_extra_bytes + more.forward,
         backward_extra_bytes=stage.backward_extra_bytes + more.backward,
