@@ -21,7 +21,6 @@ from autopar.errors import ConfigurationError
 from autopar.schedules.actions import Kind, PipeAction, Schedule, receiver
 from autopar.schedules.check import runnable_order
 
-
 SENDS = TO_ITS_NODE, TO_OTHER_NODES = ("to its node", "to other nodes")
 """Streams of what a rank hands on."""
 

@@ -183,9 +183,9 @@ def _in_halves(stage: LoweredStage, cut: LoweredStage) -> LoweredStage:
         return stage
     last = last_one_by_one(cut)
     if last is None:
-        reduce, ending = left_open(_started_early(cut.late.reduce, plan), 0)
+        reduce, ending = left_open(_started_early(cut.late.reduce, plan))
         return replace(stage, late=replace(cut.late, reduce=reduce), ending=ending)
-    last, ending = left_open(_started_early(last, plan), 0)
+    last, ending = left_open(_started_early(last, plan))
     return replace(stage, last=last, ending=ending)
 
 

@@ -79,8 +79,8 @@ class LoweredStage:
     pieces. first: without a pipeline, what runs in place of the first forward of a step, with what is prepared, which
     it returns behind all others. last: what runs in place of the last backward (in a pipeline, where it sends nothing,
     in place of the last pass of the stage's backward: `StageContext.last_kind`), with the late sums, returning every
-    total complete. ending: of a stage of a pipeline, what waits for the late sums behind all passes of the step; `last`,
-    or else what `late` reduces with behind the last pass, then only starts them.
+    total complete. ending: of a stage of a pipeline, what waits for the late sums behind all passes of the step;
+    `last`, or else the `reduce` of `late` behind the last pass, then only starts them.
     """
 
     context: StageContext

@@ -53,11 +53,12 @@ def events(step: LoweredStep, plan: Plan, rank: int) -> Iterator[Event]:
         if ends and stage.last is None and stage.late is not None:
             yield from _collectives(stage.late.reduce.graph, f"sums of {action.stage}", plan, rank)
     for number, action in last.items():
-        ending, opened = stages[number].ending, stages[number].last
-        if ending is not None and opened is not None:
-            taken = len(ending.graph.find_nodes(op="placeholder"))
-            for node in returned_values(opened.graph)[-taken:]:
-                yield from [Event("wait", (str(action), node.name))] if group_of(node) else []
+        ending, late = stages[number].ending, stages[number].late
+        if ending is not None and late is not None:
+            last_pass = stages[number].last
+            name = str(action) if last_pass is not None else f"sums of {number}"
+            for node in returned_values((last_pass or late.reduce).graph):
+                yield from [Event("wait", (name, node.name))] if group_of(node) else []
 
 
 def _graph(stage: LoweredStage, action: PipeAction, ends: bool) -> fx.Graph:
@@ -162,7 +163,9 @@ def plan_of(schedule: str, dims: dict[str, int], *, once: bool = False, chunks: 
 
 
 @pytest.mark.parametrize("dims", [{"tp": 2}, {"dp_shard": 2}, {"dp_replicate": 2}], ids=str)
-@pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("zb-h1", 1), ("interleaved", 2), ("zb-v", 2)])
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("zb-h1", 1), ("interleaved", 2), ("zb-v", 2)]
+)
 def test_delayed_ranks_end_every_step(schedule: str, chunks: int, dims: dict[str, int]) -> None:
     programs = programs_of(plan_of(schedule, dims, chunks=chunks, once="dp_shard" in dims), "skips")
     assert any(event.kind == "start" for program in programs for event in program)
