@@ -206,7 +206,9 @@ class StepProgram:
                 found[action] = program if action in last else _followed(program, bodies[stage.number]["late"])
         return found
 
-    def _passes(self, stage: PricedStage, bodies: Mapping[Turn, Body]) -> Iterator[tuple[tuple[int, Kind], PassProgram]]:
+    def _passes(
+        self, stage: PricedStage, bodies: Mapping[Turn, Body]
+    ) -> Iterator[tuple[tuple[int, Kind], PassProgram]]:
         """((stage, kind), program) of the passes of a stage, with the bytes that they bring."""
         kinds: tuple[Kind, ...] = ("F", "B", "I", "W")
         for kind in kinds:

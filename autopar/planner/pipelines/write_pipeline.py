@@ -223,8 +223,8 @@ def _hidden_note(pipeline: Pipeline, played: Pipeline) -> list[str]:
 
 def _bound_note(solution: Solution) -> str:
     return (
-        "objective: the simulated step, collectives one by one; bound: the work of the busiest rank behind the forward of the stages in front "
-        "of it, for any cut and schedule, without transfers and memory. The cut is the best of the formula sum t + "
-        "(m - 1) max t over all contiguous ones with these costs; layouts are those of the plan of the whole model on "
-        f"one sub-mesh (gap {solution.gap:.1e}), also at the borders of stages"
+        "objective: the simulated step, collectives one by one; bound: the work of the busiest rank behind the forward "
+        "of the stages in front of it, for any cut and schedule, without transfers and memory. The cut is the best of "
+        "the formula sum t + (m - 1) max t over all contiguous ones with these costs; layouts are those of the plan of "
+        f"the whole model on one sub-mesh (gap {solution.gap:.1e}), also at the borders of stages"
     )
