@@ -59,7 +59,7 @@ ROWS: Mapping[str, Row] = {
     "data-1f1b": Row(setting="gpt-overlap", axis="dp_replicate", schedule="1f1b", micro_batches=2),
     "data-zb": Row(setting="gpt-overlap", axis="dp_replicate", schedule="zb-h1", micro_batches=2),
     "shards-1f1b": Row(setting="gpt-overlap", axis="dp_shard", schedule="1f1b", micro_batches=2),
-    "tensor-1f1b": Row(setting="gpt-overlap", axis="tp", schedule="1f1b", micro_batches=4),
+    "tensor-1f1b": Row(setting="gpt-overlap", axis="tp", schedule="1f1b", micro_batches=2),
 }
 
 
