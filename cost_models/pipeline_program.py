@@ -21,6 +21,9 @@ from autopar.errors import ConfigurationError
 from autopar.schedules.actions import Kind, PipeAction, Schedule, receiver
 from autopar.schedules.check import runnable_order
 
+SENDS = TO_ITS_NODE, TO_OTHER_NODES = ("to its node", "to other nodes")
+"""Streams of what a rank hands on."""
+
 
 @dataclass(frozen=True, slots=True)
 class PassProgram:
@@ -86,7 +89,7 @@ def pipeline_program(
         peer = rank if target is None else schedule.rank_of(target, action.micro_batch)
         if target is not None and peer != rank:
             edge = min(action.stage, target)
-            name, stream = f"{action} -> {target}", "to its node" if edge in near else "to other nodes"
+            name, stream = f"{action} -> {target}", TO_ITS_NODE if edge in near else TO_OTHER_NODES
             seconds = sends[edge]
             actions.append(Action(name, stream, seconds, (output,), communication=True, rank=rank))
             output = len(actions) - 1

@@ -15,6 +15,7 @@ is what backward finds.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,7 +24,7 @@ from torch import fx
 from autopar.cost_models.pipeline_program import PassProgram
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction
 from autopar.cost_models.simulator import Action
-from autopar.graphs.collective_nodes import WAIT
+from autopar.graphs.collective_nodes import WAIT, is_start
 from autopar.graphs.copy_nodes import WAIT_COPY
 
 
@@ -36,14 +37,21 @@ class PassBytes:
     after: float
 
 
+LEFT_OPEN = sys.maxsize
+"""In the place of a wait: behind the graph."""
+
+
 def wait_positions(nodes: Iterable[fx.Node]) -> dict[int, int]:
-    """Of every collective and copy of a graph's nodes that is awaited: position of its start -> of its first wait."""
+    """Of every collective and copy of a graph's nodes that is awaited: position of its start -> of its first wait,
+    `LEFT_OPEN` of a collective that the graph returns as it is."""
     place: dict[fx.Node, int] = {}
     waits: dict[int, int] = {}
     for position, node in enumerate(nodes):
         place[node] = position
-        if node.target is WAIT or node.target is WAIT_COPY:
+        if (node.target is WAIT or node.target is WAIT_COPY) and node.all_input_nodes[0].op != "placeholder":
             waits.setdefault(place[node.all_input_nodes[0]], position)
+        elif node.op == "output":
+            waits.update((place[value], LEFT_OPEN) for value in node.all_input_nodes if is_start(value))
     return waits
 
 
@@ -85,7 +93,7 @@ def _issued(
             flying.append((waits.get(position, position), len(found)))
         seconds = action.seconds - action.host_seconds
         found.append(Action(name, action.stream, seconds, depends_on, communication=not is_kernel))
-    left = (*landed, *(index for _, index in flying))
+    left = (*landed, *(index for wait, index in flying if wait != LEFT_OPEN))
     if left:
         kernels.append(len(found))
         found.append(Action("waits", COMPUTE, 0.0, (*last, *left)))
@@ -107,4 +115,4 @@ def pass_program(actions: Sequence[ProgramAction], held: PassBytes, waits: Mappi
         full = max(full, left, rest)
         found[index] = replace(found[index], allocates=full - left, frees=full - rest)
         left, start = rest, end
-    return PassProgram(tuple(found))
+    return PassProgram(tuple(found), kernels[-1] if kernels else -1)

@@ -126,13 +126,15 @@ def play_pipeline(
     ends: list[float] = []
     arrivals: list[float] = []
     wire_free: dict[tuple[int, bool], float] = defaultdict(float)
-    for rank, stage, kind, needed, target, edge in _links(schedule):
+    links = _links(schedule)
+    last = {(rank, stage): place for place, (rank, stage, kind, *_) in enumerate(links) if kind != "F"}
+    for place, (rank, stage, kind, needed, target, edge) in enumerate(links):
         start = clock[rank]
         if needed >= 0 and arrivals[needed] > start:
             exposed[rank] += arrivals[needed] - max(start, ends[needed])
             start = arrivals[needed]
         starts[rank].append(start)
-        length = seconds[stage][kind]
+        length = seconds[stage][kind] + (stages[stage].last_seconds if last.get((rank, stage)) == place else 0.0)
         computed[rank] += length
         end = arrival = start + length
         if target >= 0:

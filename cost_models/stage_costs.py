@@ -54,6 +54,8 @@ class StageCosts:
     """Parameters, gradients and optimizer states; live throughout."""
     update_bytes: float = 0.0
     """What the optimizer's step takes for a while, behind all passes."""
+    last_seconds: float = 0.0
+    """What the last pass of backward takes longer than others, by what runs beside it."""
     once_seconds: float = 0.0
     """Per step, after the last backward: gradient reduction, clipping, optimizer, parameter gather."""
 
@@ -94,5 +96,6 @@ def joined(chunks: Sequence[StageCosts]) -> StageCosts:
         whole_extra_bytes=max(chunk.extra_of_whole_backward for chunk in chunks),
         state_bytes=sum(chunk.state_bytes for chunk in chunks),
         update_bytes=sum(chunk.update_bytes for chunk in chunks),
+        last_seconds=sum(chunk.last_seconds for chunk in chunks),
         once_seconds=sum(chunk.once_seconds for chunk in chunks),
     )

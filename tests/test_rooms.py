@@ -24,6 +24,7 @@ TOPIC_FOLDERS = ("distributed", "golden", "gpu")
 TOPICS = (
     "planner/test_context_parallelism.py",
     "runtime/kernels/test_every_kernel.py",
+    "runtime/pipeline/test_delayed_ranks.py",
     "benchmarks/fake_cuda/test_stages.py",
     "benchmarks/gpu/test_cuda_branches.py",
     "benchmarks/netlab/test_stalled_link.py",

@@ -45,6 +45,7 @@ NAMES: dict[Turn, str] = {
     "late": "sum_gradients",
     "first": "first_forward",
     "last": "last_backward",
+    "ending": "await_sums",
 }
 
 
@@ -74,6 +75,10 @@ class _Printer:
             for stage in own
             for body in step.bodies(stage, {action.kind for action in self.passes if action.stage == stage.number})
         }
+        self.last = step.last_passes(group) if plan.in_stages else {}
+        for action, body in self.last.items():
+            self.bodies[_name("last", action.stage)] = body
+            del self.bodies[_name("late", action.stage)]
         if not plan.in_stages:  # what runs once per step is in the first forward and in the last backward
             ends = step.ends(own[0]).values()
             self.bodies = {name: body for name, body in self.bodies.items() if not body.is_once_per_step}
@@ -92,7 +97,7 @@ class _Printer:
     def step_seconds(self) -> float:
         """Of all passes, of what runs once per step and of the optimizer."""
         once = [body.seconds for body in self.bodies.values() if body.is_once_per_step]
-        passes = [self.bodies[_name(action.kind, action.stage)].seconds for action in self.passes]
+        passes = [self.bodies[self._name_of(action)].seconds for action in self.passes]
         return math.fsum([*once, *passes, self.optimizer_seconds])
 
     def passes_alone(self) -> Iterator[str]:
@@ -112,6 +117,7 @@ class _Printer:
         for action in self.passes:
             yield from self._pass(action)
         yield from self._once("late")
+        yield from self._once("ending")
         if self.step.program.training:
             yield with_comment("    optimizer()", format_seconds(self.optimizer_seconds))
         for name, body in self.bodies.items():
@@ -125,13 +131,16 @@ class _Printer:
                 yield with_comment(f"    {name}()", f"once per step  {format_seconds(body.seconds)}")
 
     def _pass(self, action: PipeAction) -> Iterator[str]:
-        name = _name(action.kind, action.stage)
+        name = self._name_of(action)
         backward = action.kind != "F"
         crossings = [c for c in self.graphs.crossings if c.is_backward == backward and action.kind != "W"]
         yield from self._messages([c for c in crossings if c.target == action.stage], action, is_sent=False)
         what = f"{action}  {self.plan.stages[action.stage].name}  {format_seconds(self.bodies[name].seconds)}"
         yield with_comment(f"    {name}({action.micro_batch})", what)
         yield from self._messages([c for c in crossings if c.source == action.stage], action, is_sent=True)
+
+    def _name_of(self, action: PipeAction) -> str:
+        return _name("last" if action in self.last else action.kind, action.stage)
 
     def _messages(self, crossings: Sequence[Crossing], action: PipeAction, *, is_sent: bool) -> Iterator[str]:
         for crossing in crossings:

@@ -227,7 +227,8 @@ class HeldMemory:
                 kept[stage] += 1
         if self.own[0].lowered.program.training or self.is_only_stage:
             live = bytes_over_time(self.own[0].live_ranges).tolist() if self.is_only_stage else []
-            left = sum(live[-1:]) if self.own[0].lowered.last is None else self.own[0].bytes_of_end("B").after
+            ends_with_sums = self.is_only_stage and self.own[0].lowered.last is not None
+            left = self.own[0].bytes_of_end("B").after if ends_with_sums else sum(live[-1:])
             yield Moment(action=None, index=len(live) - 1, bytes=self.update + left)
 
     def _inside(self, action: PipeAction, parts: int) -> Iterator[tuple[int, int, float]]:
@@ -240,15 +241,12 @@ class HeldMemory:
             return
         whole = max(live)
         peak = max(whole, held.after if action.kind == "F" else held.before)
-        if action.kind == "B" and stage.lowered.last is not None and self._is_last(action):
-            peak = max(peak, *stage.bytes_of_end("B").live)
+        if self.graphs.last_passes(self.group).get(action.stage) == action:
+            peak = max(peak, *stage.bytes_of_end(action.kind).live)
         length = math.ceil(len(live) / parts)
         for first in range(0, len(live), length):
             fullest = max(range(first, min(first + length, len(live))), key=live.__getitem__)
             yield shift + first, shift + fullest, peak if live[fullest] == whole else live[fullest]
-
-    def _is_last(self, action: PipeAction) -> bool:
-        return action.micro_batch == self.own[0].lowered.context.micro.count - 1
 
     # of which kind, and whose
 

@@ -93,7 +93,7 @@ class _Starts:
     """When the parts of the passes of one rank group begin."""
 
     def __init__(self, step: StepProgram, timeline: Timeline, group: int) -> None:
-        self.step = step
+        self.step, self.group = step, group
         self._positions: dict[tuple[int, Kind], list[int]] = {}
         self._of_ends: dict[PipeAction, list[int]] = {}
         self._last = 0.0
@@ -121,7 +121,10 @@ class _Starts:
             for body in self.step.bodies(stage, kinds):
                 if body.turn in ("F", "B", "I", "W"):
                     self._positions[action.stage, body.turn] = _kernel_positions(body)
-            if not self.step.plan.in_stages:
+            if self.step.plan.in_stages:
+                last = self.step.last_passes(self.group)
+                self._of_ends |= {end: _kernel_positions(body) for end, body in last.items()}
+            else:
                 self._of_ends |= {end: _kernel_positions(body) for end, body in self.step.ends(stage).items()}
         return self._of_ends.get(action) or self._positions[key]
 

@@ -171,7 +171,7 @@ class _RunnersUp:
             played = self.problem.played(self.plan, solved, self.modes)
         except (ConfigurationError, PlanMismatchError) as reason:
             return f"with it these stages cannot be played: {reason}"
-        more = played.step_seconds - self.plan.predicted.step_seconds
+        more = played.step_seconds - self.plan.objective_seconds  # collectives one by one, both
         said = f"with it these stages would step in {format_seconds(played.step_seconds)} ({signed(more)})"
         limit = self.problem.whole.budget_bytes
         if played.peak_bytes > limit:

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import fx
 
-from autopar.graphs.collective_nodes import ALL_REDUCE, ALL_REDUCE_IN_PLACE, WAIT
+from autopar.graphs.collective_nodes import ALL_REDUCE, ALL_REDUCE_IN_PLACE, WAIT, is_start
 from autopar.graphs.copy_nodes import COPY_TO_HOST, WAIT_COPY
 from autopar.graphs.forward_backward import Partition
 from autopar.graphs.node_values import VIEWS, is_getitem, node_bytes
@@ -149,10 +149,12 @@ class _Timeline:
         return end, self.add(partition.backward.graph, saved, frozenset())
 
     def keep(self, values: Iterable[Any], last: int) -> None:
-        """What is returned lives up to an index at least."""
+        """What is returned lives up to an index at least, and with a collective that goes on what it reads."""
         for node in values:
-            if isinstance(node, fx.Node):
-                buffer = self._buffer[node]
+            if not isinstance(node, fx.Node):
+                continue
+            read = node.all_input_nodes if is_start(node) and node.target is not ALL_REDUCE else ()
+            for buffer in {self._buffer[each] for each in (node, *read)}:
                 self._last[buffer] = max(self._last[buffer], last)
 
     def ranges(self, on_host: bool = False) -> list[LiveRange]:

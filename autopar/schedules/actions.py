@@ -98,6 +98,12 @@ class Schedule:
         """The passes that a stage takes a micro-batch through."""
         return frozenset(action.kind for action in self if action.stage == stage)
 
+    def last_kind(self, stage: int, rank: int) -> Kind | None:
+        """The last pass of the backward of a stage on a rank; None where it has none, or leaves some to the next
+        step."""
+        kinds = [action.kind for action in self.ranks[rank] if action.stage == stage and action.kind != "F"]
+        return kinds[-1] if kinds and self.drains else None
+
     @cached_property
     def forward_only(self) -> Schedule:
         """The same without backward."""

@@ -1,7 +1,9 @@
 """Bodies: every graph that one stage runs, with the kernels and collectives that it takes, and how often.
 
 F, B, I, W: once per micro-batch, as the schedule says; prepare, late: once per step, where there is any
-first, last: what runs as the first F with prepare in it, and as the last B with late in it, where there are no stages
+first: what runs as the first F with prepare in it, where there are no stages
+last: what runs as the last B with late in it; in a pipeline, as the last B or W of a stage that sends nothing
+ending: what waits for what last or late has started in a pipeline, once per step
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from autopar.cost_models.program_timeline import wait_positions
 from autopar.schedules.actions import Kind
 from autopar.simulation.priced_stages import PricedStage
 
-Turn: TypeAlias = Kind | Literal["prepare", "late", "first", "last"]
+Turn: TypeAlias = Kind | Literal["prepare", "late", "first", "last", "ending"]
 """A pass of the schedule, or what runs once per step in front of all passes, or behind them."""
 
 
@@ -60,4 +62,4 @@ class Body:
     @property
     def is_once_per_step(self) -> bool:
         """Whether it runs once per step and not per micro-batch."""
-        return self.turn in ("prepare", "late")
+        return self.turn in ("prepare", "late", "ending")

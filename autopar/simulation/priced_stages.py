@@ -31,6 +31,7 @@ from autopar.passes.lowering.micro_batch_graphs import joined_bytes
 from autopar.passes.lowering.stage import LoweredStage
 from autopar.passes.stages.cut_stages import Crossing, StagePrograms
 from autopar.passes.stages.once_per_step import PREPARED
+from autopar.passes.stages.weight_gradients import BackwardGraphs
 from autopar.planner.memory.step_bytes import prepared_bytes, total_bytes
 from autopar.plans.busiest_rank import busiest_place
 from autopar.plans.parallel_plan import Plan
@@ -65,9 +66,9 @@ class PricedStage:
     @cached_property
     def ranges_of_halves(self) -> list[LiveRange]:
         """`live_ranges` where backward runs in two halves: of forward, of the half for inputs, of that for weights."""
-        halves = self.lowered.halves
-        if halves is None:
-            return []
+        return [] if self.lowered.halves is None else self._of_halves(self.lowered.halves)
+
+    def _of_halves(self, halves: BackwardGraphs) -> list[LiveRange]:
         kept = returned_values(halves.inputs.graph)[self.lowered.sent :]
         parts = replace(self.lowered.partition, backward=halves.inputs)
         return self._of_one_part(stage_memory_events(parts, halves.weights, kept))
@@ -104,20 +105,29 @@ class PricedStage:
         )
 
     def bytes_of_end(self, kind: Kind) -> PassBytes:
-        """The bytes of the first forward, or of the last backward, of a step without several stages, whatever more they
-        do; beside what is gathered once and whole totals, which end with that backward and where they are summed, so
-        that what they are summed to is left."""
-        last, every = self.lowered.last, self.bytes_of_passes[int(kind == "B")]
-        if kind == "F" or last is None:
+        """The bytes of the first forward, or of the last pass of backward, of a step, whatever more they do; beside
+        what is gathered once and whole totals, which end where they are summed.
+
+        Without several stages the gathered ones end with that backward, so that what totals are summed to is left.
+        """
+        lowered, every = self.lowered, self.held(kind)
+        if kind == "F" or lowered.last is None:
             return every
-        totals = math.fsum(self.total_bytes.values())
-        ranges = self._of_one_part(memory_events(replace(self.lowered.partition, backward=last)))
-        live = [float(held) - totals for held in bytes_over_time(ranges)]
-        left = sum(node_bytes(node) for node in returned_values(last.graph)) - totals
-        end = self.turn + len(last.graph.nodes) - 1
+        totals, end = math.fsum(self.total_bytes.values()), self.first_node(kind) + len(lowered.last.graph.nodes) - 1
+        live = [float(held) - totals for held in bytes_over_time(self._ranges_to_the_end(lowered.last))]
+        left = sum(node_bytes(node) for node in returned_values(lowered.last.graph)) - totals
         live += [left] * (end - len(live))
-        left -= math.fsum(self.gathered_bytes.values())
-        return PassBytes(live=tuple(live[self.turn : end]), before=every.before, after=left)
+        after = 0.0 if lowered.context.in_pipeline else left - math.fsum(self.gathered_bytes.values())
+        return PassBytes(live=tuple(live[self.first_node(kind) : end]), before=every.before, after=after)
+
+    def _ranges_to_the_end(self, last: fx.GraphModule) -> list[LiveRange]:
+        """As `live_ranges`, or as `ranges_of_halves`, where backward ends with `last`."""
+        lowered, halves = self.lowered, self.lowered.halves
+        if not lowered.context.in_pipeline:
+            return self._of_one_part(memory_events(replace(lowered.partition, backward=last)))
+        if lowered.context.last_kind == "W" and halves is not None:
+            return self._of_halves(replace(halves, weights=last))
+        return self._of_one_part(stage_memory_events(replace(lowered.partition, backward=last)))
 
     def held(self, kind: Kind) -> PassBytes:
         """The bytes of a pass."""
@@ -198,6 +208,18 @@ class StepGraphs:
     def held_by(self, group: int) -> list[int]:
         """The stages of a rank group, in the order of the model."""
         return [stage for stage, holders in enumerate(self.schedule.holders) if group in holders]
+
+    def last_passes(self, group: int) -> dict[int, PipeAction]:
+        """Stage -> the last pass of its backward on a rank group, of the stages that start late sums with it or behind
+        it."""
+        passes = {action.stage: action for action in self.passes.ranks[group] if action.kind != "F"}
+        lowered = {stage: self.of[stage].lowered for stage in passes}
+        return {
+            stage: action
+            for stage, action in passes.items()
+            if (lowered[stage].last or lowered[stage].ending) is not None
+            and lowered[stage].context.last_kind == action.kind
+        }
 
     def shared_gradients(self, group: int) -> tuple[list[int], float]:
         """(the rank groups with which a group adds up gradients of parameters that they hold too, seconds of it on one

@@ -3,13 +3,14 @@
     gathers once per step | states | the schedule, on one rank per group | late sums | optimizer
 
 A plan without stages has one, whose schedule is 0F0 0B0 0F1 0B1 ... on one rank group; gathers are in its first forward
-and late sums in its last backward.
+and late sums in its last backward. In a pipeline the last backward of a stage starts them, and all are awaited behind
+the schedule.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,10 +20,10 @@ from torch import fx
 from autopar.cost_models.copy_costs import host_optimizer_seconds
 from autopar.cost_models.kernel_seconds import KernelPrices
 from autopar.cost_models.optimizer_step import step_buffer_bytes
-from autopar.cost_models.pipeline_program import PassProgram, pipeline_program
+from autopar.cost_models.pipeline_program import SENDS, PassProgram, pipeline_program
 from autopar.cost_models.program_costs import COMPUTE, ProgramAction, program_actions
-from autopar.cost_models.program_timeline import pass_program
-from autopar.cost_models.simulator import ALONE, Action, Interference
+from autopar.cost_models.program_timeline import PassBytes, issued, pass_program
+from autopar.cost_models.simulator import ALONE, Action, Interference, simulate
 from autopar.cost_models.stage_costs import host_pass_seconds
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.devices import Device
@@ -76,8 +77,12 @@ class StepProgram:
 
     @property
     def beside(self) -> Interference:
-        """How much longer products take beside collectives: pipelines are played without, as the planner plays them."""
-        return ALONE if self.plan.in_stages else Interference(compute=self.cluster.overlap_slowdown)
+        """How much longer products take beside collectives. A pipeline is played without: its passes are, alone."""
+        return ALONE if self.plan.in_stages else self._slowdown
+
+    @property
+    def _slowdown(self) -> Interference:
+        return Interference(compute=self.cluster.overlap_slowdown)
 
     def actions(self, free: str | None = None) -> list[Action]:
         """One rank of every rank group: what is made once, the passes of the schedule, late sums, the optimizer. free:
@@ -93,7 +98,7 @@ class StepProgram:
             for stage in held if self.plan.in_stages else ():
                 actions += _once(bodies[stage].get("prepare"), rank, len(actions))
         shift = len(actions)
-        programs = [dict(_passes(stage, own)) for stage, own in zip(graphs.of, bodies, strict=True)]
+        programs = [dict(self._passes(stage, own)) for stage, own in zip(graphs.of, bodies, strict=True)]
         played = pipeline_program(
             schedule,
             {key: program for each in programs for key, program in each.items()},
@@ -102,13 +107,18 @@ class StepProgram:
             state_bytes=[each.bytes for each in states],
             message_bytes=[graphs.message_bytes(rank) for rank in range(len(schedule.ranks))],
             in_turn=not self.plan.in_stages,
-            others={} if self.plan.in_stages else self._ends(graphs.of[0], free),
+            others=self._others(bodies, free) if self.plan.in_stages else self._ends(graphs.of[0], free),
         )
         actions += [replace(a, depends_on=tuple(index + shift for index in a.depends_on)) for a in played]
         last = {action.rank: index for index, action in enumerate(actions) if action.stream == COMPUTE}
         for rank, held in enumerate(own):
+            started = graphs.last_passes(rank) if self.plan.in_stages else {}
+            if started:
+                flying = [index for stream, index in _last_of_streams(actions, rank) if stream not in SENDS]
+                actions.append(Action("late sums", COMPUTE, 0.0, tuple(flying), rank=rank))
+                last[rank] = len(actions) - 1
             for stage in held if self.plan.in_stages else ():
-                late = _once(bodies[stage].get("late"), rank, len(actions), last[rank])
+                late = _once(None if stage in started else bodies[stage].get("late"), rank, len(actions), last[rank])
                 actions += late
                 last[rank] = len(actions) - 1 if late else last[rank]
         ended = dict(last)
@@ -152,6 +162,8 @@ class StepProgram:
             yield self._body("W", stage, halves.weights)
         if lowered.late is not None:
             yield self._body("late", stage, lowered.late.reduce)
+        if lowered.ending is not None:
+            yield self._body("ending", stage, lowered.ending)
 
     def ends(self, stage: PricedStage, free: str | None = None) -> dict[PipeAction, Body]:
         """The first forward and the last backward of a step without several stages, where they do more than others."""
@@ -163,12 +175,55 @@ class StepProgram:
         bodies = {action: self._body(turn, stage, graph) for action, turn, graph in found if graph is not None}
         return bodies if free is None else {action: self._without(free, body) for action, body in bodies.items()}
 
+    def last_passes(self, rank: int, free: str | None = None) -> dict[PipeAction, Body]:
+        """The last pass of backward of every stage of a pipeline on a rank group that has its late sums in it."""
+        bodies = {
+            action: self._body("last", stage, stage.lowered.last, hands_on=action.kind != "W")
+            for stage, action in self._ending(rank)
+            if stage.lowered.last is not None
+        }
+        return bodies if free is None else {action: self._without(free, body) for action, body in bodies.items()}
+
+    def _ending(self, rank: int) -> Iterator[tuple[PricedStage, PipeAction]]:
+        return ((self.graphs.of[stage], action) for stage, action in self.graphs.last_passes(rank).items())
+
     def _ends(self, stage: PricedStage, free: str | None) -> dict[PipeAction, PassProgram]:
         """`ends`, with the bytes that they bring."""
         return {
             action: pass_program(body.actions, stage.bytes_of_end(action.kind), body.waits)
             for action, body in self.ends(stage, free).items()
         }
+
+    def _others(self, bodies: Sequence[Mapping[Turn, Body]], free: str | None) -> dict[PipeAction, PassProgram]:
+        """The last passes of backward of a pipeline's stages, with the sums that they start, or that start behind them.
+        bodies: of every stage."""
+        found = {}
+        for rank in range(len(self.graphs.passes.ranks)):
+            last = self.last_passes(rank, free)
+            for stage, action in self._ending(rank):
+                body = last.get(action) or bodies[stage.number][action.kind]
+                program = self._program(body, stage.bytes_of_end(action.kind))
+                found[action] = program if action in last else _followed(program, bodies[stage.number]["late"])
+        return found
+
+    def _passes(
+        self, stage: PricedStage, bodies: Mapping[Turn, Body]
+    ) -> Iterator[tuple[tuple[int, Kind], PassProgram]]:
+        """((stage, kind), program) of the passes of a stage, with the bytes that they bring."""
+        kinds: tuple[Kind, ...] = ("F", "B", "I", "W")
+        for kind in kinds:
+            if kind in bodies:
+                yield (stage.number, kind), self._program(bodies[kind], stage.held(kind))
+
+    def _program(self, body: Body, held: PassBytes) -> PassProgram:
+        """A pass as it is played; of a pipeline with its kernels as long as they take beside its own collectives."""
+        program = pass_program(body.actions, held, body.waits)
+        if not self.plan.in_stages or self._slowdown == ALONE:
+            return program
+        alone = simulate(program.actions, self._slowdown)
+        lengths = [end - start for start, end in alone.intervals]
+        actions = [replace(one, seconds=length) for one, length in zip(program.actions, lengths, strict=True)]
+        return PassProgram(tuple(actions), program.output)
 
     def _body(self, turn: Turn, stage: PricedStage, module: fx.GraphModule, hands_on: bool = False) -> Body:
         """Kernels and collectives; on CPUs the dispatch of views, which costs what any small operator costs, and
@@ -264,12 +319,20 @@ class StepProgram:
         return sum(math.prod(entry.shape) * self.state_bytes[entry.name].gradient for entry in parameters)
 
 
-def _passes(stage: PricedStage, bodies: Mapping[Turn, Body]) -> Iterator[tuple[tuple[int, Kind], PassProgram]]:
-    """((stage, kind), program) of the passes of a stage, with the bytes that they bring."""
-    kinds: tuple[Kind, ...] = ("F", "B", "I", "W")
-    for kind in kinds:
-        if kind in bodies:
-            yield (stage.number, kind), pass_program(bodies[kind].actions, stage.held(kind), bodies[kind].waits)
+def _followed(program: PassProgram, sums: Body) -> PassProgram:
+    """A pass with the sums that start behind it, while what it makes is sent."""
+    first = len(program.actions)
+    output = range(first)[program.output]
+    started = [
+        replace(one, depends_on=tuple(first + index for index in one.depends_on) or (output,))
+        for one in issued(sums.actions, sums.waits)
+    ]
+    return PassProgram((*program.actions, *started), output)
+
+
+def _last_of_streams(actions: Sequence[Action], rank: int) -> Iterable[tuple[str, int]]:
+    """(stream, its last action) of a rank."""
+    return {action.stream: index for index, action in enumerate(actions) if action.rank == rank}.items()
 
 
 def _once(body: Body | None, rank: int, first: int, after: int = -1) -> list[Action]:

@@ -16,6 +16,8 @@ from dataclasses import replace
 from functools import cache
 from typing import TypeAlias
 
+from torch.fx import GraphModule
+
 from autopar.graphs.expert_capacity import with_expert_capacity
 from autopar.graphs.expert_loads import with_expert_load
 from autopar.passes.kernels.align_vocabulary import align_vocabulary
@@ -32,11 +34,12 @@ from autopar.passes.lowering.stage import LoweredStage, LoweredStep, StageContex
 from autopar.passes.lowering.step_halves import split_forward_backward
 from autopar.passes.overlap.copies_ahead import copies_ahead, moved_ahead
 from autopar.passes.overlap.in_symmetric_memory import both_in_symmetric_memory, multiply_in_symmetric_memory
+from autopar.passes.overlap.left_open import left_open
 from autopar.passes.overlap.overlapped import overlapped, overlapped_graph
 from autopar.passes.random_operators import SEED
 from autopar.passes.runner import Pass, pass_name, run_pass
 from autopar.passes.stages.cut_stages import cut_stages, uncut
-from autopar.passes.stages.late_sums import cut_late_sums, last_backward
+from autopar.passes.stages.late_sums import cut_late_sums, last_pass
 from autopar.passes.stages.once_per_step import first_forward, prepare_parameters
 from autopar.passes.stages.stage_plans import stage_plan
 from autopar.passes.stages.weight_gradients import split_backward
@@ -145,46 +148,60 @@ def use_symmetric_memory(stage: LoweredStage, context: StageContext) -> LoweredS
 
 def start_early(stage: LoweredStage, context: StageContext) -> LoweredStage:
     """Products in chunks, collectives in buckets, started early and awaited late, as the plan says; copies between
-    device and host likewise, those of gradients among them.
-
-    Stages of a pipeline run their collectives one by one.
-    """
+    device and host likewise, those of gradients among them."""
     plan = context.plan
-    if context.in_pipeline:
-        return _copying_ahead(stage, plan.copy_ahead_bytes)
     parts = overlapped(stage.partition, plan.bucket_bytes, plan.product_chunks)
     on_host = {meaning.name for meaning in stage.program.inputs if meaning.on_host}
     if on_host and parts.backward is not None and not context.adds_up:
         gradients = [output.name for output in stage.program.outputs if output.role == "gradient"]
         parts = replace(parts, backward=with_gradients_sent(parts.backward, [name in on_host for name in gradients]))
-    return _with_ends(replace(stage, split=copies_ahead(parts, plan.copy_ahead_bytes)), stage)
+    early = replace(stage, split=copies_ahead(parts, plan.copy_ahead_bytes))
+    return _in_halves(early, stage) if context.in_pipeline else _with_ends(early, stage)
 
 
 def _with_ends(stage: LoweredStage, cut: LoweredStage) -> LoweredStage:
     """The stage with what its first forward and its last backward run instead, which make once per step what is made
     once, between their own operators. cut: the stage before its collectives were started early."""
-    plan, parts, prepared, late = stage.plan, cut.partition, cut.prepared, cut.late
+    parts, prepared, late = cut.partition, cut.prepared, cut.late
     first = last = None
     if prepared is not None:
-        first = first_forward(parts.forward, prepared)
+        first = _started_early(first_forward(parts.forward, prepared), stage.plan)
     if late is not None and parts.backward is not None:
-        last = last_backward(parts.backward, late, cut.totals)
-    ends = [
-        None if graph is None else overlapped_graph(graph, plan.bucket_bytes, plan.product_chunks)
-        for graph in (first, last)
-    ]
-    ahead = [None if graph is None else moved_ahead(graph, plan.copy_ahead_bytes) for graph in ends]
-    return replace(stage, first=ahead[0], last=ahead[1])
+        last = _started_early(last_pass(parts.backward, late, cut.totals), stage.plan)
+    return replace(stage, first=first, last=last)
 
 
-def _copying_ahead(stage: LoweredStage, ahead_bytes: float) -> LoweredStage:
-    """A stage of a pipeline with the copies of its passes moved, each within its pass."""
-    parts, halves = copies_ahead(stage.partition, ahead_bytes), stage.halves
-    if halves is not None:
-        inputs, weights = (moved_ahead(graph, ahead_bytes) for graph in (halves.inputs, halves.weights))
-        assert parts.backward is not None
-        halves = replace(halves, whole=parts.backward, inputs=inputs, weights=weights)
-    return replace(stage, split=parts, halves=halves)
+def _in_halves(stage: LoweredStage, cut: LoweredStage) -> LoweredStage:
+    """A stage of a pipeline, likewise: both halves of its backward, and the sums that wait, which start with the last
+    pass of it, or behind that, and end behind the last pass of the rank."""
+    plan, halves = stage.plan, cut.halves
+    if halves is None or stage.partition.backward is None:
+        return stage
+    inputs, weights = (_started_early(graph, plan) for graph in (halves.inputs, halves.weights))
+    stage = replace(stage, halves=replace(halves, whole=stage.partition.backward, inputs=inputs, weights=weights))
+    if cut.late is None or plan.bucket_bytes is None or stage.context.last_kind is None:
+        return stage
+    last = last_one_by_one(cut)
+    if last is None:
+        reduce, ending = left_open(_started_early(cut.late.reduce, plan))
+        return replace(stage, late=replace(cut.late, reduce=reduce), ending=ending)
+    last, ending = left_open(_started_early(last, plan))
+    return replace(stage, last=last, ending=ending)
+
+
+def last_one_by_one(cut: LoweredStage) -> GraphModule | None:
+    """The last pass of the backward of a stage of a pipeline, with the sums that wait behind what it computes; None
+    where there are none, and where it sends gradients to other stages, which sums beside it would delay: they start
+    behind it then, while others compute. cut: the stage before its collectives are started early."""
+    halves, kind = cut.halves, cut.context.last_kind
+    if halves is None or cut.late is None or kind is None or (kind != "W" and cut.sent):
+        return None
+    return last_pass(halves.weights if kind == "W" else halves.whole, cut.late, cut.totals)
+
+
+def _started_early(graph: GraphModule, plan: Plan) -> GraphModule:
+    """Another graph that a step runs, issued as forward and backward are."""
+    return moved_ahead(overlapped_graph(graph, plan.bucket_bytes, plan.product_chunks), plan.copy_ahead_bytes)
 
 
 def hold_sums(stage: LoweredStage, context: StageContext) -> LoweredStage:
@@ -279,10 +296,11 @@ def _run(stage: LoweredStage, begin: int, end: int) -> LoweredStage:
 
 
 def _under(stage: LoweredStage, step: LoweredStep, plan: Plan) -> LoweredStage:
-    """The stage with what a plan decided since; only plans without stages are decided between passes."""
+    """The stage with what a plan decided since; of stages of a pipeline only how collectives are issued."""
     if plan is step.plan:
         return stage
-    assert not stage.context.in_pipeline, "stages are lowered in one go"
+    if stage.context.in_pipeline:
+        plan = replace(stage.plan, bucket_bytes=plan.bucket_bytes, product_chunks=plan.product_chunks)
     return replace(stage, context=replace(stage.context, plan=plan))
 
 
@@ -311,6 +329,7 @@ def _begun(micro: MicroProgram, plan: Plan, ranks: tuple[int, ...]) -> LoweredSt
             parameters=frozenset(cut.holders),
             in_pipeline=plan.in_stages,
             in_stage_once=pipeline.stages[number].gather_once,
+            last_kind=schedule.last_kind(number, group),
         )
         stages.append(LoweredStage(context=context, program=context.program))
     return LoweredStep(

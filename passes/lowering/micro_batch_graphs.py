@@ -29,6 +29,7 @@ from autopar.ops.attention_operator import (
 from autopar.ops.dropout_operator import dropout_by_index
 from autopar.ops.random import exponential_by_index, integers_by_index, normal_by_index, uniform_by_index
 from autopar.ops.ring_attention import attention_block, attention_block_backward
+from autopar.passes.stages.late_sums import total_name
 from autopar.program import MicroProgram, Program, returned_values
 
 _aten = torch.ops.aten
@@ -137,7 +138,7 @@ def adding_to_totals(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tupl
     added = []
     for index, gradient in gradients:
         with graph.inserting_after(last):
-            last = graph.placeholder(f"total_{index}")
+            last = graph.placeholder(total_name(index))
         with graph.inserting_after(last if gradient.op == "placeholder" else gradient):
             added.append(graph.call_function(_aten.add_.Tensor, (last, gradient)))
         for node in (last, added[-1]):

@@ -22,7 +22,7 @@ from autopar.passes.stages.once_per_step import Prepared
 from autopar.passes.stages.weight_gradients import BackwardGraphs
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Input, MicroProgram, Program
-from autopar.schedules.actions import Schedule
+from autopar.schedules.actions import Kind, Schedule
 from autopar.schedules.folding_schedule import kept_sums
 
 
@@ -41,6 +41,8 @@ class StageContext:
     in_pipeline: bool = False
     in_stage_once: bool = False
     """What the plan says of the stage in place of `gather_once`, where there are several."""
+    last_kind: Kind | None = None
+    """The last pass of its backward on these ranks; None where a step leaves backward to the next one."""
 
     @property
     def gathers_once(self) -> bool:
@@ -74,9 +76,11 @@ class LoweredStage:
     sums were cut off and its gradients added to totals. late: backward cut before the last sums of its gradients over
     ranks: what `no_sync` holds back, and what is summed once per step where there are several micro-batches. totals: of
     the gradients, by index, those that backward adds to a total. halves: backward of a stage of a pipeline, also in two
-    pieces. first, last: without a pipeline, what runs in place of the first forward and of the last backward of a step:
-    the one with what is prepared, which it returns behind all others, the other with the late sums, returning every
-    total complete.
+    pieces. first: without a pipeline, what runs in place of the first forward of a step, with what is prepared, which
+    it returns behind all others. last: what runs in place of the last backward (in a pipeline, where it sends nothing,
+    in place of the last pass of the stage's backward: `StageContext.last_kind`), with the late sums, returning every
+    total complete. ending: of a stage of a pipeline, what waits for the late sums behind all passes of the step;
+    `last`, or else the `reduce` of `late` behind the last pass, then only starts them.
     """
 
     context: StageContext
@@ -90,6 +94,7 @@ class LoweredStage:
     halves: BackwardGraphs | None = None
     first: fx.GraphModule | None = None
     last: fx.GraphModule | None = None
+    ending: fx.GraphModule | None = None
 
     @property
     def number(self) -> int:
@@ -139,6 +144,7 @@ class LoweredStage:
         if self.late is not None:
             found |= {"unreduced": self.late.unreduced, "reduce": self.late.reduce}
         found |= {} if self.first is None else {"first": self.first}
+        found |= {} if self.ending is None else {"ending": self.ending}
         return found if self.last is None else found | {"last": self.last}
 
 

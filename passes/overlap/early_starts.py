@@ -30,6 +30,8 @@ from torch.fx import GraphModule
 from autopar._compat import Graph, LazyGraphModule
 from autopar.graphs.collective_nodes import (
     ALL_GATHER,
+    ALL_REDUCE,
+    ALL_REDUCE_IN_PLACE,
     CHUNK_OF,
     HOP,
     REDUCE_SCATTER,
@@ -154,6 +156,13 @@ class _EarlyOrder(_LateOrder):
             if start.target is not ALL_GATHER and makers and not waits and HOP not in start.meta:
                 self._made_by[max(makers, key=place.__getitem__)].append(start)
         self._leads = {wait.all_input_nodes[0] for wait in self._followers}
+        self._first += [start for start in found.starts if start not in self._leads and self._sums_what_is_given(start)]
+
+    def _sums_what_is_given(self, start: fx.Node) -> bool:
+        """Whether a start sums a gradient that other passes have added up, and holds nothing larger meanwhile."""
+        found = self.collectives
+        alone = not found.makers[start] and not found.waits_into[start]
+        return alone and start.target in (ALL_REDUCE, ALL_REDUCE_IN_PLACE) and found.is_last_reduction(start)
 
     def _begin(self) -> None:
         for start in self._first:

@@ -6,7 +6,8 @@ Sums are linear, so what `unreduced` returns may be added up over many passes an
 anything else than a sum over ranks are not cut. A gradient that changes its dtype behind the sum is not cut either:
 it would be added up in the other one.
 
-Where a rank runs all micro-batches one after the other, the last backward holds the sums, so that they run beside it:
+The last backward of a step holds the sums, so that they run beside it (in a pipeline that of the first stage, or the
+last of the second halves of a stage, which send nothing):
 
     last(..., total): g = all_reduce(total + x, "sum"); return g
 """
@@ -25,6 +26,11 @@ from autopar.program import returned_values
 
 _ALL_REDUCE = torch.ops._c10d_functional.all_reduce.default
 _REDUCE_SCATTER = torch.ops._c10d_functional.reduce_scatter_tensor.default
+
+
+def total_name(index: int) -> str:
+    """Of the placeholder for the total of a gradient, by its index among those of the program."""
+    return f"total_{index}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,18 +61,15 @@ def cut_late_sums(graph_module: fx.GraphModule, first: int = 0, *, growing: bool
     )
 
 
-def last_backward(backward: fx.GraphModule, late: CutGraph, totals: Sequence[int]) -> fx.GraphModule:
-    """`backward`, which adds to totals, with the sums of `late` behind them: it returns the complete gradients, in the
-    order of `totals`. What it takes and returns of them states its shape: a total ends where it is summed."""
+def last_pass(module: fx.GraphModule, late: CutGraph, totals: Sequence[int]) -> fx.GraphModule:
+    """A backward graph which adds to totals, with the sums of `late` behind them: it returns the complete gradients in
+    the order of `totals`. Those that other passes added up are inputs behind the others. What it takes and returns of
+    totals states its shape: a total ends where it is summed."""
     graph = Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    returned = graph.graph_copy(backward.graph, copies)
-    assert isinstance(returned, tuple | list)
+    graph.graph_copy(module.graph, copies)
     whole = returned_values(late.unreduced.graph)
-    complete = dict(zip(totals, returned, strict=True))
-    for index, added in complete.items():
-        for node in (added.args[0], added):
-            node.meta = {**node.meta, **_form(whole[index])}
+    complete = {index: _added_up(graph, index, whole[index]) for index in totals}
     places = late.reduce.graph.find_nodes(op="placeholder")
     made = {place: complete[position] for place, position in zip(places, late.positions, strict=True)}
     for node in late.reduce.graph.nodes:
@@ -75,7 +78,21 @@ def last_backward(backward: fx.GraphModule, late: CutGraph, totals: Sequence[int
     sums = returned_values(late.reduce.graph)
     complete |= {position: made[node] for position, node in zip(late.positions, sums, strict=True)}
     graph.output(tuple(complete.values()))
-    return LazyGraphModule(backward, graph)
+    return LazyGraphModule(module, graph)
+
+
+def _added_up(graph: fx.Graph, index: int, whole: fx.Node) -> fx.Node:
+    """The total of a gradient behind what this graph adds to it; a new input where it adds nothing."""
+    inputs = graph.find_nodes(op="placeholder")
+    total = next((node for node in inputs if node.target == total_name(index)), None)
+    if total is None:
+        with graph.inserting_after(inputs[-1]) if inputs else graph.inserting_before():
+            total = graph.placeholder(total_name(index))
+        total.meta = {key: whole.meta[key] for key in ("phase", "operator") if key in whole.meta}
+    added = next(iter(total.users), total)
+    for node in (total, added):
+        node.meta = {**node.meta, **_form(whole)}
+    return added
 
 
 def _form(node: fx.Node) -> dict[str, Any]:

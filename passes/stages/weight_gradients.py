@@ -21,6 +21,7 @@ from torch import fx
 
 from autopar._compat import Graph, LazyGraphModule
 from autopar.graphs.node_values import is_getitem
+from autopar.passes.stages.late_sums import total_name
 from autopar.passes.tidy.split_convolutions import split_convolutions
 from autopar.program import returned_values
 
@@ -123,7 +124,7 @@ def _add_to_totals(graph: fx.Graph, gradients: Sequence[tuple[int, fx.Node]]) ->
     last = placeholders[-1] if placeholders else None
     for index, gradient in gradients:
         with graph.inserting_after(last) if last else graph.inserting_before():
-            last = graph.placeholder(f"total_{index}")
+            last = graph.placeholder(total_name(index))
         with graph.inserting_after(last if gradient.op == "placeholder" else gradient):
             added = graph.call_function(_aten.add_.Tensor, (last, gradient))
         for node in (last, added):

@@ -125,7 +125,7 @@ _IN_SYMMETRIC_MEMORY: Mapping[Any, Callable[..., Any]] = {gathered_products: gat
 
 def use_host_collectives(graph: fx.Graph, folds: bool = False) -> None:
     """Let the collectives of a graph bound to process groups be those of the module docstring, in place. folds: sums
-    are folded ones."""
+    are folded ones. One graph may start what another one waits for (`passes/overlap/left_open.py`)."""
     for node in graph.nodes:
         if node.target in _IN_SYMMETRIC_MEMORY:
             node.args = (*node.args, operator_text(node))
@@ -133,12 +133,15 @@ def use_host_collectives(graph: fx.Graph, folds: bool = False) -> None:
         elif node.target in COLLECTIVES:
             assert not node.kwargs, f"{node} takes arguments by name"
             waits = [user for user in node.users if user.target is _c10d.wait_tensor.default]
-            assert len(waits) == len(node.users), f"{node} is read before it is waited for"
+            handed_on = sum(user.op == "output" for user in node.users)
+            assert len(waits) + handed_on == len(node.users), f"{node} is read before it is waited for"
             given = [FOLDED if folds and argument == "sum" else argument for argument in node.args]
             node.args = (*given, operator_text(node))
             node.target = COLLECTIVES[node.target]
             for waiting in waits:
                 waiting.target = wait
+        elif node.target is _c10d.wait_tensor.default and node.all_input_nodes[0].op == "placeholder":
+            node.target = wait
 
 
 def operator_text(node: fx.Node) -> str:

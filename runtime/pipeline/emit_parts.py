@@ -104,6 +104,8 @@ def _bound(own: LoweredStage, stages: StagePrograms, groups: ProcessGroups, call
         late=None if late is None else replace(late, reduce=bind_groups(late.reduce, groups)),
         first=None if own.first is None else bind_groups(own.first, groups),
         last=None if own.last is None else bind_groups(own.last, groups),
+        last_kind=own.context.last_kind,
+        ending=None if own.ending is None else bind_groups(own.ending, groups),
         total_forms=_totals(own),
         results=tuple(name for name in names if name in stages.owners),
         sent_forward=tuple(name for name in names if name not in stages.owners),

@@ -76,6 +76,8 @@ class PipelineRun:
     """(stage, micro-batch) -> what forward saved; then what W needs."""
     ends: dict[int, PipeAction] = field(default_factory=dict)
     """Stage -> the last pass of its backward."""
+    started: dict[int, list[Any]] = field(default_factory=dict)
+    """Stage -> its gradients, whose sums over ranks are on their way."""
 
     def actions(self, actions: Sequence[PipeAction]) -> None:
         """Run them in order; what the next one receives is on its way while one computes."""
@@ -103,6 +105,9 @@ class PipelineRun:
             self.act(action, received)
             if self.ends.get(action.stage) == action:
                 self._complete(action.stage)
+        while self.started:
+            stage = next(iter(self.started))
+            self._add(self.step.graphs[stage].run_ending(self.started.pop(stage)))
 
     def leave_over(self, order: Sequence[Message]) -> None:
         """Take in what the next step's passes read, and complete the gradients of the step before."""
@@ -113,7 +118,9 @@ class PipelineRun:
         if self.before is not None:
             assert self.gradients is not None
             for stage in self.before.totals:
-                self._add(self.step.graphs[stage].run_reduce(self.before.totals[stage]))
+                complete, started = self.step.graphs[stage].run_reduce(self.before.totals[stage])
+                self._add(complete)
+                self._add(self.step.graphs[stage].run_ending(started) if started else {})
         self.before = None
 
     def act(self, action: PipeAction, received: dict[str, torch.Tensor]) -> None:
@@ -124,8 +131,11 @@ class PipelineRun:
         elif graphs.backward is None:
             return
         elif action.kind == "W":
-            kept = self.saved.pop(action[::2])
-            graphs.run_weights(kept, self.totals[action.stage], action.micro_batch, self.pieces)
+            kept, totals = self.saved.pop(action[::2]), self.totals[action.stage]
+            if self._sums(action, graphs):
+                self.started[action.stage] = graphs.run_last(kept, [], totals, action.micro_batch, self.pieces)
+            else:
+                graphs.run_weights(kept, totals, action.micro_batch, self.pieces)
         else:
             self._backward(action, graphs, received)
 
@@ -155,8 +165,8 @@ class PipelineRun:
                 saved.append(received[value.name] if value.name in received else self._tangent(value))
         received.clear()
         prepared, totals = run.prepared[action.stage], run.totals[action.stage]
-        if graphs.last is not None and self.ends.get(action.stage) == action:
-            self._add(graphs.run_last_backward(saved, prepared, totals, part, self.pieces))
+        if self._sums(action, graphs):
+            self.started[action.stage] = graphs.run_last(saved, prepared, totals, part, self.pieces)
             return
         sent, kept = graphs.run_backward(saved, prepared, totals, part, self.pieces, weights=action.kind == "B")
         if action.stage in self.folds:
@@ -165,12 +175,20 @@ class PipelineRun:
         if action.kind == "I":
             self.saved[action[::2]] = kept
 
+    def _sums(self, action: PipeAction, graphs: StageGraphs) -> bool:
+        """Whether a pass sums the gradients of its stage over the ranks, being the last of its backward."""
+        return graphs.last is not None and self.ends.get(action.stage) == action
+
     def _complete(self, stage: int) -> None:
-        """Behind the last backward of a stage its gradients are summed over the ranks."""
+        """Behind the last backward of a stage its gradients are summed over the ranks, where that has not begun; the
+        sums are awaited when all passes are done."""
         totals = self.totals.pop(stage)
         if stage in self.folds:
             totals = self.folds.pop(stage).total()
-        self._add(self.step.graphs[stage].run_reduce(totals))
+        complete, started = self.step.graphs[stage].run_reduce(totals)
+        self._add(complete)
+        if started:
+            self.started[stage] = started
         del self.prepared[stage]
 
     def _add(self, found: Mapping[str, torch.Tensor]) -> None:

@@ -6,7 +6,8 @@ B(saved, tangents, prepared, totals) -> sent         I(saved, tangents, prepared
                                                      W(kept, totals)
 R(totals) -> gradients                               once per step, behind all others
 
-Where a rank runs all micro-batches one after the other, P is in its first F and R in its last B.
+Where a rank runs all micro-batches one after the other, P is in its first F and R in its last B. In a pipeline R is in
+the last pass of a stage's backward, or starts behind it where that sends, and what waits for R runs behind all passes.
 
 Totals are the gradients of this stage's parameters, added up over micro-batches and not yet summed over the ranks
 where that can wait (`passes/stages/late_sums.py`).
@@ -28,6 +29,7 @@ from autopar.passes.stages.weight_gradients import BackwardGraphs
 from autopar.program import MicroProgram, Program
 from autopar.runtime.kernels import GraphCall, kernels
 from autopar.runtime.pipeline.pipeline_wires import Form
+from autopar.schedules.actions import Kind
 
 Totals = dict[int, torch.Tensor]
 """By the index of the gradient among those of the stage."""
@@ -60,8 +62,9 @@ class StageGraphs:
     lowered: the stage's program. backward: whole, which adds to `totals`; halves: the same in two pieces. results: loss
     and outputs that it makes; sent_forward, sent_backward: the values that it makes for others, each once; gradients:
     names of the gradients of its backward, what is sent first. prepared: what is made once of the parameters, None:
-    nothing; late: the sums over ranks that wait, None: none do. first: forward with what is prepared in it; last:
-    backward with the sums that wait in it; None: they run by themselves.
+    nothing; late: the sums over ranks that wait, None: none do. first: forward with what is prepared in it; last: the
+    last pass of backward, of `last_kind`, with the sums that wait in it; None: they run by themselves, behind it.
+    ending: what waits for these sums behind all passes; None: who starts them waits.
     """
 
     lowered: Program
@@ -73,6 +76,8 @@ class StageGraphs:
     late: CutGraph | None
     first: fx.GraphModule | None
     last: fx.GraphModule | None
+    last_kind: Kind | None
+    ending: fx.GraphModule | None
     total_forms: Mapping[int, Form]
     results: tuple[str, ...]
     sent_forward: tuple[str, ...]
@@ -122,17 +127,28 @@ class StageGraphs:
         sent = len(self.sent_backward)
         return returned[:sent], returned[sent:]
 
-    def run_last_backward(
+    def run_last(
         self, saved: list[Any], prepared: list[torch.Tensor], totals: Totals, part: int, pieces: int
-    ) -> dict[str, torch.Tensor]:
-        """The complete gradients of this stage's parameters, by name, where nothing else is sent. saved: with the
-        tangents, emptied, as totals is."""
+    ) -> list[Any]:
+        """The last pass of backward, where it sends nothing: what `run_ending` takes. saved: with the tangents, or what
+        W needs, emptied, as totals is."""
         assert self.last is not None
-        if self.prepared is not None:
+        added = self.totals
+        if self.last_kind == "W":
+            assert self.halves is not None
+            own = self.halves.weight_totals
+            added = (*own, *(index for index in self.totals if index not in own))
+        elif self.prepared is not None:
             saved += [prepared[index] for index in self.prepared.of_backward]
-        saved += [totals.pop(index) for index in self.totals]
-        returned = self.calls.of(self.last, part, pieces)(saved)
-        return {self.gradients[index]: gradient for index, gradient in zip(self.totals, returned, strict=True)}
+        saved += [totals.pop(index) for index in added]
+        return list(self.calls.of(self.last, part, pieces)(saved))
+
+    def run_ending(self, started: list[Any]) -> dict[str, torch.Tensor]:
+        """Complete gradients of this stage's parameters, by name. started: by the last pass of its backward, or behind
+        it, emptied."""
+        positions = self.totals if self.last is not None or self.late is None else self.late.positions
+        complete = started if self.ending is None else self.calls.of(self.ending)(started)
+        return {self.gradients[index]: gradient for index, gradient in zip(positions, complete, strict=True)}
 
     def run_weights(self, kept: list[Any], totals: Totals, part: int, pieces: int) -> None:
         """Add the gradients that I left out. kept: emptied."""
@@ -140,15 +156,14 @@ class StageGraphs:
         kept += [totals[index] for index in self.halves.weight_totals]
         self.calls.of(self.halves.weights, part, pieces)(kept)
 
-    def run_reduce(self, totals: Totals) -> dict[str, torch.Tensor]:
-        """The complete gradients of this stage's parameters, by name. totals: emptied."""
+    def run_reduce(self, totals: Totals) -> tuple[dict[str, torch.Tensor], list[Any]]:
+        """(the gradients that nothing sums, by name, what `run_ending` takes). totals: emptied."""
+        if self.late is None or not totals:
+            return {self.gradients[index]: total for index, total in totals.items()}, []
+        waiting = [totals.pop(position) for position in self.late.positions]
         found = {self.gradients[index]: total for index, total in totals.items()}
-        if self.late is not None and totals:
-            waiting = [totals[position] for position in self.late.positions]
-            totals.clear()
-            reduced = self.calls.of(self.late.reduce)(waiting)
-            found.update(zip((self.gradients[p] for p in self.late.positions), reduced, strict=True))
-        return found
+        totals.clear()
+        return found, list(self.calls.of(self.late.reduce)(waiting))
 
     def rehearse(
         self, values: Mapping[str, torch.Tensor], kinds: Collection[str], pieces: int, device: torch.device
@@ -174,11 +189,15 @@ class StageGraphs:
         if self.backward is None or {"B", "I"}.isdisjoint(kinds):
             return
         if self.last is None:
-            self.run_reduce(totals)
+            _, started = self.run_reduce(totals)
+            if started:
+                self.run_ending(started)
             return
         _, _, saved = self.run_forward(values, prepared, micro.count - 1, pieces)
         saved += [blank[value.name] for value in self.lowered.inputs if value.role == "tangent"]
-        self.run_last_backward(saved, prepared, totals, micro.count - 1, pieces)
+        if self.last_kind == "W":
+            _, saved = self.run_backward(saved, prepared, totals, micro.count - 1, pieces, weights=False)
+        self.run_ending(self.run_last(saved, prepared, totals, micro.count - 1, pieces))
 
     def zero_totals(self, device: torch.device) -> Totals:
         """A total of zeros per gradient."""

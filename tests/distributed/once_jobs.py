@@ -99,15 +99,18 @@ def _stale() -> Any:
 @contextmanager
 def _unsummed() -> Any:
     """The last backward adds to totals, and nothing sums them over the ranks."""
-    run = StageGraphs.run_last_backward
+    run, end = StageGraphs.run_last, StageGraphs.run_ending
+    partial: dict[int, dict[int, torch.Tensor]] = {}
 
-    def mutated(self: StageGraphs, saved: Any, prepared: Any, totals: Any, *rest: Any) -> dict[str, torch.Tensor]:
-        partial = dict(totals)
-        result = run(self, saved, prepared, totals, *rest)
-        whole = {self.gradients[index]: total for index, total in partial.items()}
-        return {n: whole[n] if whole[n].shape == value.shape else value for n, value in result.items()}
+    def kept(self: StageGraphs, saved: Any, prepared: Any, totals: Any, *rest: Any) -> Any:
+        partial[id(self)] = dict(totals)
+        return run(self, saved, prepared, totals, *rest)
 
-    with mock.patch.object(StageGraphs, "run_last_backward", mutated):
+    def mutated(self: StageGraphs, started: list[Any]) -> dict[str, torch.Tensor]:
+        whole = {self.gradients[index]: total for index, total in partial.pop(id(self)).items()}
+        return {n: whole[n] if whole[n].shape == value.shape else value for n, value in end(self, started).items()}
+
+    with mock.patch.object(StageGraphs, "run_last", kept), mock.patch.object(StageGraphs, "run_ending", mutated):
         yield
 
 

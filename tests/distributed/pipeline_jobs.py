@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -128,6 +130,34 @@ def train_with_fault(name: str, plan: bytes, fault: str) -> dict[str, float]:
         else:
             receive = PipelineRun._receive
             patch.setattr(PipelineRun, "_receive", lambda self, action: receive(self, _swapped(action)))
+        return _trained(name, plan, 1)
+
+
+@prepared_by(captured)
+def train_delayed(name: str, plans: list[bytes]) -> list[dict[str, float]]:
+    """As `train`, where every rank sleeps in front of passes as it draws."""
+    draw, act = random.Random(dist.get_rank()), PipelineRun.act
+
+    def late(self: PipelineRun, action: PipeAction, received: dict[str, torch.Tensor]) -> None:
+        time.sleep(draw.choice((0.0, 0.0, 0.02)))
+        act(self, action, received)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PipelineRun, "act", late)
+        return [_trained(name, plan, 1) for plan in plans]
+
+
+@prepared_by(captured)
+def train_half_summed(name: str, plan: bytes) -> dict[str, float]:
+    """As `train` with one plan, with half of one of the sums that are awaited behind the passes."""
+    end = StageGraphs.run_ending
+
+    def half(self: StageGraphs, started: list[Any]) -> dict[str, torch.Tensor]:
+        found = end(self, started)
+        return {n: g / 2 if index == 0 and self.ending is not None else g for index, (n, g) in enumerate(found.items())}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StageGraphs, "run_ending", half)
         return _trained(name, plan, 1)
 
 

@@ -143,6 +143,28 @@ def test_a_faulty_step_is_noticed(pool: Pool, fault: str) -> None:
         assert errors["gradients"] > 1e-2, errors
 
 
+@pytest.mark.exhaustive(sample="dp_replicate")
+@pytest.mark.parametrize("axis", ["dp_replicate", "dp_shard", "tp"])
+def test_stages_with_collectives_beside_computation_train_alike_however_ranks_are_delayed(
+    pool: Pool, axis: str
+) -> None:
+    """Buckets and chunks, sums that the last pass starts; halves of backward end with W, a whole one with B."""
+    plans = []
+    for schedule, chunks in (("1f1b", 1), ("zb-h1", 1), ("gpipe", 1), ("interleaved", 2)):
+        blocks = CASES["skips"].halves if chunks == 1 else CASES["skips"].quarters
+        plan = pipeline_plan("skips", blocks, schedule, MICRO_BATCHES, {axis: 2}, chunks)
+        kinds = ("all_reduce", "all_gather", "reduce_scatter")
+        issued = plan.with_(bucket_bytes=dict.fromkeys(kinds, 4096.0), product_chunks=dict.fromkeys(kinds, 2))
+        plans.append((gathering_once(issued) if axis == "dp_shard" else issued).to_json())
+    _check(pool.run(f"{JOBS}:train_delayed", name="skips", plans=plans))
+
+
+def test_half_of_a_sum_that_the_last_pass_starts_is_noticed(pool: Pool) -> None:
+    plan = _plan("skips", "1f1b", {"dp_replicate": 2}, quarters=False)
+    for errors in pool.run(f"{JOBS}:train_half_summed", name="skips", plan=plan):
+        assert errors["gradients"] > 1e-2, errors
+
+
 @pytest.mark.slow
 def test_a_checkpoint_holds_all_stages(pool: Pool, tmp_path: object) -> None:
     plan = _plan("gpt2", "1f1b", ALONE, quarters=False)

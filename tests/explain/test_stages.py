@@ -187,7 +187,7 @@ def test_code_shows_schedule_messages_and_bodies(name: str, request: pytest.Fixt
     for group, code in enumerate(codes):
         lines = str(code).splitlines()
         said = [line.split("#")[1].split()[0] for line in lines if line.startswith("    ") and "_batch" not in line
-                and line.strip().partition("_")[0] in ("forward", "backward") and "#" in line]  # fmt: skip
+                and line.strip().partition("_")[0] in ("forward", "backward", "last") and "#" in line]  # fmt: skip
         assert said == [str(action) for action in schedule.ranks[group]]
         compile(str(code).split("\n\n\n")[0], "step", "exec")
         assert any("aten.mm(" in line and "/mm#0" in line for line in lines)

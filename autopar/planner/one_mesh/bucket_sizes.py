@@ -119,6 +119,7 @@ def issues(
     mesh: Mesh,
     backend: str,
     chunks: Sequence[int] = CHUNKS,
+    symmetric: bool = True,
     fits: Callable[[Issue], bool] = lambda issue: True,
 ) -> Iterator[Issue]:
     """What the sizes give, the fastest first and of equals the smallest, up to none, from the first on that `fits`;
@@ -127,7 +128,7 @@ def issues(
     collective awaited where it starts.
 
     runs: as of `LoweredStage.runs`, without buckets. mesh and backend: as of `program_actions`. chunks: numbers of them
-    to try.
+    to try; symmetric: whether symmetric memory is tried.
     """
     prices = KernelPrices(device=cluster.device)
     passes = [_Pass(module.graph, phase, cluster, mesh, backend, prices) for phase, module, _ in runs]
@@ -145,8 +146,9 @@ def issues(
     whole = _from_first_that_fits(fastest_first[:up_to_none], fits)
     if whole:
         cut = _in_chunks(passes, whole[0], chunks[:: 1 + (nodes > LARGE_PROGRAM)]) if chunks else []
-        symmetric = _in_symmetric_memory(passes, [*cut, *whole][0], whole[0].seconds)
-        yield from (*symmetric, *cut, *whole)
+        best = [*cut, *whole][0]
+        in_memory = _in_symmetric_memory(passes, best, whole[0].seconds) if symmetric else []
+        yield from (*in_memory, *cut, *whole)
     yield Issue(bucket_bytes=None, passes=tuple(one.play(None) for one in passes), times=counts)
 
 

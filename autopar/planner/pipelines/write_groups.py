@@ -77,6 +77,7 @@ def unequal_plan(found: Unequal, bound_seconds: float, cluster: str) -> Plan:
         pipeline=stages,
         cluster=cluster,
         micro_batches=pipeline.micro_batches,
+        bucket_bytes=None,  # priced one by one: `hidden_in_stages.py`
         predicted=prediction(pipeline),
         objective_seconds=step,
         bound_seconds=min(bound_seconds, step),

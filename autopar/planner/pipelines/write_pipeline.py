@@ -4,8 +4,9 @@
     stages 1 to 12 (layers.2 .. layers.25), each: forward 1.1 ms, backward 1.4 ms + weights 1.1 ms, recomputes: full
     bubble 12.1 %: of the longest rank's step, the part in which ranks do not compute
 
-Step, bubble and peaks are those of the played schedule. Objective and bound of such a plan: the simulated step, and
-what no pipeline of these block tables is under (`pipeline_bound.py`); layouts of the sub-mesh have a bound of their
+Step, bubble and peaks are those of the schedule as it is played with collectives beside computation
+(`hidden_in_stages.py`). Objective and bound of such a plan: the simulated step with collectives one by one, and what no
+pipeline of these block tables is under (`pipeline_bound.py`); layouts of the sub-mesh have a bound of their
 own, which a note states.
 """
 
@@ -25,6 +26,7 @@ from autopar.planner.one_mesh.query import Query
 from autopar.planner.pipelines.block_costs import AGAIN_FIRST, ON_HOST_FIRST, Labels, Solved
 from autopar.planner.pipelines.block_table import HOST_MODES, RECOMPUTE_OF
 from autopar.planner.pipelines.choose_pipeline import Pipeline
+from autopar.planner.pipelines.hidden_in_stages import with_issue
 from autopar.planner.pipelines.runs import THROUGH, Runs
 from autopar.planner.pipelines.stage_search import StageChoice
 from autopar.planner.pipelines.submesh import whole_mesh
@@ -69,18 +71,25 @@ def pipeline_plan(
         actions=tuple(str(pipeline.costs.schedule).splitlines()) if pipeline.family in WRITTEN_OUT else (),
     )
     step = pipeline.step_seconds
+    whole, played = with_issue(
+        query,
+        replace(
+            plan,
+            mesh=whole_mesh(num_groups, solved.mesh),
+            pipeline=stages,
+            micro_batches=pipeline.micro_batches,
+            copy_ahead_bytes=pipeline.table.ahead_bytes if plan.waits_on_host else 0.0,
+            objective_seconds=step,
+            bound_seconds=min(bound_seconds, step),
+            gap=1.0 - min(bound_seconds, step) / step,
+        ),
+        pipeline,
+    )
     whole = replace(
-        plan,
-        mesh=whole_mesh(num_groups, solved.mesh),
-        pipeline=stages,
-        micro_batches=pipeline.micro_batches,
-        copy_ahead_bytes=pipeline.table.ahead_bytes if plan.waits_on_host else 0.0,
-        predicted=prediction(pipeline),
-        objective_seconds=step,
-        bound_seconds=min(bound_seconds, step),
-        gap=1.0 - min(bound_seconds, step) / step,
-        statistics={**plan.statistics, **statistics(pipeline)},
-        notes=(*plan.notes, *_stage_notes(runs, pipeline), _bound_note(solution)),
+        whole,
+        predicted=prediction(played),
+        statistics={**plan.statistics, **statistics(played)},
+        notes=(*plan.notes, *_stage_notes(runs, played), *_hidden_note(pipeline, played), _bound_note(solution)),
     )
     check_pipeline(whole, stages)
     return whole
@@ -201,10 +210,21 @@ def _costs_of(stage: StageCosts, pipeline: Pipeline, choice: StageChoice) -> str
     )
 
 
+def _hidden_note(pipeline: Pipeline, played: Pipeline) -> list[str]:
+    """What collectives beside computation save, where they save anything."""
+    saved = pipeline.step_seconds - played.step_seconds
+    if saved <= 0.0:
+        return []
+    return [
+        f"collectives of stages run beside computation, and sums of gradients beside the last backward: step "
+        f"{format_seconds(played.step_seconds)}, one by one {format_seconds(pipeline.step_seconds)}"
+    ]
+
+
 def _bound_note(solution: Solution) -> str:
     return (
-        "objective: the simulated step; bound: the work of the busiest rank behind the forward of the stages in front "
-        "of it, for any cut and schedule, without transfers and memory. The cut is the best of the formula sum t + "
-        "(m - 1) max t over all contiguous ones with these costs; layouts are those of the plan of the whole model on "
-        f"one sub-mesh (gap {solution.gap:.1e}), also at the borders of stages"
+        "objective: the simulated step, collectives one by one; bound: the work of the busiest rank behind the forward "
+        "of the stages in front of it, for any cut and schedule, without transfers and memory. The cut is the best of "
+        "the formula sum t + (m - 1) max t over all contiguous ones with these costs; layouts are those of the plan of "
+        f"the whole model on one sub-mesh (gap {solution.gap:.1e}), also at the borders of stages"
     )

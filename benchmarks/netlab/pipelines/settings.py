@@ -42,5 +42,6 @@ class Setting:
 SETTINGS: Mapping[str, Setting] = {
     "gpt-200mbit": Setting(preset="flat-200mbit", layers=8, width=384, positions=64, batch=16),
     "gpt-1gbit": Setting(preset="flat-1gbit", layers=8, width=384, positions=64, batch=16),
+    "gpt-overlap": Setting(preset="flat-1gbit", layers=8, width=384, positions=64, batch=8),
     "gpt-small": Setting(preset="flat-200mbit", layers=4, width=128, positions=32, batch=8, heads=4),
 }

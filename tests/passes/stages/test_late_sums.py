@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from autopar.passes.lowering.micro_batch_graphs import adding_to_totals
-from autopar.passes.stages.late_sums import cut_late_sums, last_backward
+from autopar.passes.stages.late_sums import cut_late_sums, last_pass
 
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 ALL_REDUCE, SCATTER = c10d.all_reduce.default, c10d.reduce_scatter_tensor.default
@@ -96,10 +96,26 @@ def test_the_last_backward_sums_totals_behind_the_gradients_that_they_take() -> 
     late = cut_late_sums(backward.module(backward.summed(first), second))
     assert late is not None
     added, totals = adding_to_totals(late.unreduced)
-    last = last_backward(added, late, totals)
+    last = last_pass(added, late, totals)
     assert totals == (0, 1)
     (summed, plain) = last.graph.output_node().args[0]  # type: ignore[misc]
     assert summed.target is c10d.wait_tensor.default
     assert summed.args[0].args[0].target is aten.add_.Tensor
     assert plain.target is aten.add_.Tensor, "nothing sums it"
     assert ALL_REDUCE not in _targets(added)
+
+
+def test_the_last_pass_sums_totals_of_other_passes_too() -> None:
+    """As W of a stage does, whose I has added up some gradients."""
+    backward = _Backward()
+    first, second = backward.call(aten.neg.default, backward.x), backward.call(aten.exp.default, backward.x)
+    late = cut_late_sums(backward.module(backward.summed(first), backward.summed(second)))
+    assert late is not None
+    half = fx.Graph()
+    x, total = half.placeholder("x"), half.placeholder("total_1")
+    half.call_function(aten.add_.Tensor, (total, half.call_function(aten.exp.default, (x,))))
+    half.output(())
+    last = last_pass(fx.GraphModule({}, half), late, (0, 1))
+    assert [node.target for node in last.graph.find_nodes(op="placeholder")] == ["x", "total_1", "total_0"]
+    sums = last.graph.output_node().args[0]
+    assert [one.args[0].args[0].target for one in sums] == ["total_0", aten.add_.Tensor]

@@ -31,7 +31,8 @@ def test_stages_and_tensor_parallelism() -> None:
     assert plan.pipeline.stages[0].last_operator == "layers.1/add#1"
     assert plan.micro_batches == 4
     assert Plan.from_json(plan.to_json()).pipeline == plan.pipeline
-    assert 0 < plan.bound_seconds < plan.objective_seconds == plan.predicted.step_seconds
+    assert 0 < plan.bound_seconds < plan.objective_seconds
+    assert plan.predicted.step_seconds <= plan.objective_seconds, "collectives beside computation are never slower"
     assert plan.gap == pytest.approx(1 - plan.bound_seconds / plan.objective_seconds)
     assert 0 < float(plan.statistics["bubble"]) < 1
     words = plan.summary()

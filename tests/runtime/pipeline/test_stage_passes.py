@@ -52,6 +52,8 @@ def stage(count: int = 1, draws: dict[str, int] | None = None) -> tuple[StageGra
         late=None,
         first=None,
         last=None,
+        last_kind=None,
+        ending=None,
         total_forms={0: Form((6,), torch.float32)},
         results=(),
         sent_forward=("y",),
