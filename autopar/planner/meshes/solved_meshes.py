@@ -50,9 +50,9 @@ class SolvedMeshes:
     floors: bounds in seconds that are known of meshes, and then only these are tried. contender: asked once before
     meshes of more than two axes are solved, which are left out where it is a `far_answer`, and else where their bound
     is above it; and once where the best optimum is known and does not fit, as fitting it is most of the work. Meshes
-    that are slower without a memory limit are then not fitted, and fitting ends where they are slower under it; where
-    the contender is a `close_answer`, and so probably faster than what fits, the search under the limit gets
-    `time_share_if_close` of its time."""
+    that are slower without a memory limit are then not fitted, and fitting ends where they are slower under it, for one
+    mesh and those behind it whose optimum does not fit either; where the contender is a `close_answer`, and so probably
+    faster than what fits, the search under the limit gets `time_share_if_close` of its time."""
 
     def __init__(
         self,
@@ -79,6 +79,7 @@ class SolvedMeshes:
         self._early: Candidate | None = None
         self._was_played_early = False
         self._binds: bool | None = None
+        self._fitted_slower: list[Mesh] = []
         self._free: dict[Mesh, tuple[float, Made]] = {}
         self._fitted: dict[Mesh, tuple[float, Made]] = {}
         self.free_bounds: dict[Mesh, float] = {}
@@ -100,6 +101,7 @@ class SolvedMeshes:
             free = self._solved(mesh, math.inf)
             yield Stage(bound=free.lower_bound)
         self._ask_contender(mesh, free)
+        self._refuse_behind_slower(mesh, free)
         helper = self._helper(mesh, free)
         if helper is not None:
             yield Stage(bound=free.lower_bound, after=helper)
@@ -208,6 +210,15 @@ class SolvedMeshes:
         if free.lower_bound >= self._other_seconds:
             raise Slower(mesh, free.lower_bound, self._other_seconds, "without a memory limit")
 
+    def _refuse_behind_slower(self, mesh: Mesh, free: Solution) -> None:
+        """Raises Slower where a mesh with a lower bound was slower under the limit, and this one is short, too."""
+        if not self._fitted_slower or self.best is not None:
+            return
+        built = price(self._query, mesh)
+        if self._modelled_bytes(built, mesh, free) > self._query.budget_bytes:
+            before = f"and does not fit, as mesh {self._fitted_slower[0].shape}, which is slower under the limit"
+            raise Slower(mesh, free.lower_bound, self._other_seconds, f"without a memory limit {before}")
+
     def _held_is_short(self) -> bool:
         """Whether the best optimum on few axes does not fit."""
         return self._held is not None and self._played_early() is None and self._is_short(self._held[0], self._held[2])
@@ -250,6 +261,9 @@ class SolvedMeshes:
             candidate = fit(query, built, mesh, free, starts, most)
         except DoesNotFit:
             self._binds = True
+            raise
+        except Slower:
+            self._fitted_slower.append(mesh)
             raise
         self._binds = candidate.built is not built
         if not self._binds and free.status is Status.GAP:

@@ -123,3 +123,29 @@ def test_a_mesh_is_fitted_no_further_than_to_a_bound_above_the_contender(
             list(meshes.stages(_mesh(8)))
     else:
         assert list(meshes.stages(_mesh(8)))[-1].bound == fitted
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+def test_a_mesh_behind_one_that_is_slower_under_the_limit_is_fitted_only_where_its_optimum_fits(
+    query: Query, candidate: Candidate, is_short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = _mesh(8), _mesh(2, 4)
+    short = replace(query, budget_bytes=0.7 * candidate.plan.predicted.peak_bytes)
+
+    class Other:
+        played = None
+
+        def step_before(self, work: Work, plain: Plain | None) -> float:
+            assert plain is not None
+            return 1.2 * plain.seconds
+
+    meshes = SolvedMeshes(short, few, contender=Other())
+    stages = {mesh: meshes.stages(mesh) for mesh in few}
+    bounds = {mesh: next(stages[mesh]).bound for mesh in few}
+    best, other = sorted(bounds, key=bounds.__getitem__)
+    with pytest.raises(Slower, match="under the memory limit"):
+        list(stages[best])
+    if not is_short:
+        monkeypatch.setattr(meshes, "_modelled_bytes", lambda *asked: 0.0)
+    with pytest.raises(Slower, match="does not fit, as mesh" if is_short else "under the memory limit"):
+        list(stages[other])
