@@ -1,6 +1,7 @@
 """A first plan that fits: at a price that is high enough, else the one of least bytes; or the proof that none fits.
 
 seek_price     row exceeded most -> 1 objective per budget -> 8 -> 64 ..          until a plan fits
+               a price that it has -> 1.1 of it -> 1.6 -> 7.4 ..
 seek_fit       least bytes of one exceeded row, of the next, at last of all rows together (`least_bytes.py`)
 """
 
@@ -13,8 +14,9 @@ from autopar.planner.solver.budget_search import BudgetSearch
 from autopar.planner.solver.labelling import is_forbidden
 from autopar.planner.solver.least_bytes import EXACT, least_bytes, seek_joint_fit
 
-PRICE_RISES, PRICE_RISE = 6, 8.0
-"""How often, and by what factor, the price of a row that no plan keeps is raised."""
+PRICE_RISES, PRICE_RISE, LEAST_RISE = 6, 8.0, 1.1
+"""How often, and by what factor, the price of a row that no plan keeps is raised; a price that an answer to a similar
+problem had, which is near, by LEAST_RISE at first."""
 SINGLE_ROWS = 4
 """So many rows are looked at alone for the least that they need, before all exceeded ones together."""
 
@@ -22,15 +24,20 @@ SINGLE_ROWS = 4
 def seek_price(search: BudgetSearch) -> None:
     """Raise the price of the row that is exceeded most until a plan fits: far faster than the least bytes.
 
-    The first price makes the budget worth the objective without budgets.
+    The first price of a row that has none makes the budget worth the objective without budgets.
     """
     plans = search.plans
-    multipliers = np.zeros(len(plans.budgets))
+    multipliers, rise = search.multipliers.copy(), LEAST_RISE
     first = max(abs(search.bound), max(abs(plan.cost) for plan in plans.known)) if plans.known else 0.0
     for _ in range(PRICE_RISES if first else 0):
         latest = plans.known[-1]
         number = int(plans.excess(latest).argmax())
-        multipliers[number] = max(PRICE_RISE * multipliers[number], first / plans.units[number])
+        if multipliers[number] > 0.0:
+            multipliers[number] *= rise
+            rise = min(rise**4, PRICE_RISE)
+        else:
+            multipliers[number] = first / plans.units[number]
+            rise = PRICE_RISE
         search.price(multipliers.copy())
         if plans.best is not None or search.deadline.left() <= 0.0:
             break

@@ -13,6 +13,7 @@ from autopar.planner.solver import (
     Status,
     check_certificate,
     evaluate,
+    first_fit,
     mip,
     solve,
     solving,
@@ -115,6 +116,21 @@ def test_the_multipliers_of_another_limit_start_the_ascent(layers: Callable[...,
     assert warm.statistics["prices"] <= cold.statistics["prices"]
     with pytest.raises(ValueError, match="multipliers"):
         solve(problem, warm_multipliers=(1.0, 2.0))
+
+
+def test_the_price_of_a_looser_limit_is_raised_a_little_until_something_fits(
+    layers: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = layers(24, labels=6, nodes_per_layer=12)
+    before = solve(limited(free, part=0.3), gap=1e-3)
+    problem, prices = limited(free, part=0.29), []
+    for least in (first_fit.LEAST_RISE, first_fit.PRICE_RISE):
+        monkeypatch.setattr(first_fit, "LEAST_RISE", least)
+        found = solve(problem, gap=1e-3, warm_multipliers=before.certificate.multipliers)
+        check_certificate(problem, found)
+        assert found.status is Status.OPTIMAL
+        prices.append(found.statistics["prices"])
+    assert prices[0] < prices[1]
 
 
 @pytest.mark.parametrize("has_start", [False, True])
