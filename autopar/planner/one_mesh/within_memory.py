@@ -186,9 +186,11 @@ class WithinMemory:
     @property
     def seconds(self) -> float:
         """CPU seconds that the next solve may take: what is left, or the part of all that solves which begin with the
-        answer of an earlier one need."""
+        answer of an earlier one need, or what a problem of this size needs, up to all of it."""
         everything = self.query.search.memory_seconds
-        return max(everything - (time.process_time() - self.began), LIMITS.least_memory_share * everything)
+        needed = LIMITS.memory_seconds_per_variable * len(self.built.problem.node_costs)
+        left = everything - (time.process_time() - self.began)
+        return max(left, LIMITS.least_memory_share * everything, min(needed, everything))
 
     def learn(self, built: Built, labels: Labels, measured: Floats) -> None:
         """Take what every moment of a lowered plan holds beyond its row as transient."""
