@@ -64,6 +64,7 @@ __all__ = [
     "load",
     "plan",
     "register_rule",
+    "reshard",
     "save",
     "verify",
 ]
@@ -84,6 +85,7 @@ LOADED_LATER = {
     "load": "autopar.runtime.checkpoints.checkpoint",
     "plan": "autopar.api",
     "register_rule": "autopar.rules.registration",
+    "reshard": "autopar.runtime.checkpoints.resharded",
     "save": "autopar.runtime.checkpoints.checkpoint",
     "verify": "autopar.api",
 }

@@ -74,7 +74,7 @@ from autopar.runtime.guards.heartbeat import heartbeat_seconds, start_heartbeat
 from autopar.runtime.guards.meetings import meet
 from autopar.runtime.launchers import join_launched_job
 from autopar.runtime.parallel_module import OutputMode, ParallelModule
-from autopar.runtime.process_groups import ProcessGroups, StageProcesses, rank, world_size
+from autopar.runtime.process_groups import ProcessGroups, processes_of, rank, world_size
 from autopar.runtime.step.batches import BatchMode
 from autopar.runtime.step.cuda_recorder import CudaRecorder
 from autopar.runtime.step.emitted_step import Step
@@ -392,8 +392,8 @@ def verify(
 class Journey:
     """From a module to the function that this rank runs: for the first inputs, and again for those of another shape.
 
-    given: the plan to run under, where the user has one; captures, kept: those of the module so far; replays: whether
-    graphs are recorded."""
+    given: the plan to run under, where the user has one, or moved to one; captures, kept: those of the
+    module so far; replays: whether graphs are recorded."""
 
     request: Request
     given: Plan | None
@@ -425,10 +425,15 @@ class Journey:
         if lowered is None:
             lowered = self._planned(captured, pinned)
             self.kept.keep(captured.program, lowered)
-        processes = groups or _processes_of(lowered.plan, _device_type(model))
+        processes = groups or processes_of(lowered.plan, _device_type(model))
         with phase("emit", logging.INFO):
             step = emit_step(lowered, processes)
         return step if self.replays is None else self.replays.of(step)
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """As of a `StepMaker`."""
+        return self.request.cluster
 
     def again(self, step: Step, edited: Plan) -> Step:
         """As of a `StepMaker`; all ranks call it alike."""
@@ -437,6 +442,30 @@ class Journey:
             found = emit_step(lowered, step.groups)
         self.kept.forget()
         return found if self.replays is None else self.replays.of(found)
+
+    def under(
+        self,
+        plan: Plan | str | Path,
+        first: Step,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        training: bool,
+    ) -> tuple[Journey, Step]:
+        """As of a `StepMaker`; all ranks call it alike."""
+        given = attempt_on_all(lambda: _as_repeatable(_load(plan), self.request.deterministic), "the plan")
+        other = replace(self, given=given, kept=KeptPlans())
+        captured = attempt_on_all(
+            lambda: capture_model(model, args, kwargs, self.request, self.captures, training=training), "the capture"
+        )
+        agree_on_fingerprint(fingerprint(captured.program))
+        lowered = other._planned(captured, None)
+        other.kept.keep(captured.program, lowered)
+        processes = processes_of(lowered.plan, first.groups.device.type)
+        with phase("emit", logging.INFO):
+            step = emit_step(lowered, processes)
+        return other, step if self.replays is None else self.replays.of(step)
 
     def _under_kept_plan(self, captured: CapturedModel) -> LoweredStep | None:
         """The step under the plan of another size, where there is one that holds on all ranks."""
@@ -497,12 +526,6 @@ def _agree_on_rules(chosen: Plan, program: Program) -> None:
     """Take the rules that were discovered for calls of the program: rank 0 proves those it did not find itself."""
     if chosen.discovered:
         take_rules(from_first_rank(lambda: adopt_rules(program, chosen.discovered), "discovered rules"))
-
-
-def _processes_of(chosen: Plan, device_type: str) -> ProcessGroups:
-    if chosen.in_stages:
-        return StageProcesses(chosen, device_type)
-    return ProcessGroups(chosen.mesh, device_type)
 
 
 def _in_parts(program: Program, chosen: Plan, recapture: Recapture) -> MicroProgram | None:

@@ -58,6 +58,8 @@ _COPIES = "autopar_stage_copies"
 
 def mark_copies(model: nn.Module, copies: Mapping[str, int]) -> None:
     """Note on every parameter how many rank groups of a pipeline hold it."""
+    for parameter in model.parameters():
+        setattr(parameter, _COPIES, 1)
     for name, count in copies.items():
         setattr(model.get_parameter(name), _COPIES, count)
 
@@ -70,10 +72,10 @@ def stage_copies(parameter: torch.Tensor) -> int:
 _IN_SHARDS = "autopar_in_logical_shards"
 
 
-def mark_in_shards(model: nn.Module) -> None:
-    """Note on every parameter that its gradient has equal bits on any number of processes."""
+def mark_in_shards(model: nn.Module, in_shards: bool) -> None:
+    """Note on every parameter whether its gradient has equal bits on any number of processes."""
     for parameter in model.parameters():
-        setattr(parameter, _IN_SHARDS, True)
+        setattr(parameter, _IN_SHARDS, in_shards)
 
 
 def is_in_shards(parameter: torch.Tensor) -> bool:

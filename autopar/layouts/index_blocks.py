@@ -11,6 +11,8 @@ and zigzag layouts and placed experts are no exceptions: their dims have several
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -145,23 +147,44 @@ def _groups(runs: Runs, size: int) -> Iterator[tuple[tuple[int, int], ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Neighbouring indices of a dim that lie together in a block and in a part of it: where they begin in each."""
+    """Neighbouring indices of a dim that lie together in two blocks: where they begin in each."""
 
-    inside: int
-    in_part: int
+    here: int
+    there: int
     length: int
 
 
-def segments(held: Runs, part: Runs) -> list[Segment]:
-    """Where a part of a dim lies in a block. held: the runs of the block, in the order in which it holds them; part:
-    ascending runs, all of them in it."""
-    found, in_part = list[Segment](), 0
-    starts = [sum(length for _, length in held[:index]) for index in range(len(held))]
-    places = sorted((start, length, inside) for (start, length), inside in zip(held, starts, strict=True))
+def boxes(here: Block, there: Block, part: Block) -> Iterator[tuple[Segment, ...]]:
+    """How a part of two blocks is copied from the one to the other: boxes, a segment for every dim.
+
+    here, there: in the order in which the blocks hold their elements; part: ascending runs, all of them in both."""
+    yield from itertools.product(*map(_shared_segments, here, there, part))
+
+
+def _shared_segments(here: Runs, there: Runs, part: Runs) -> list[Segment]:
+    found = list[Segment]()
+    held = _places(here), _places(there)
     for start, length in part:
-        for begin, size, inside in places:
-            first, last = max(start, begin), min(start + length, begin + size)
-            if first < last:
-                found.append(Segment(inside + first - begin, in_part + first - start, last - first))
-        in_part += length
+        end = start + length
+        while start < end:
+            (mine, my_end), (theirs, their_end) = (_place(places, start) for places in held)
+            stop = min(end, my_end, their_end)
+            last = found[-1] if found else None
+            if last and (last.here + last.length, last.there + last.length) == (mine, theirs):
+                found[-1] = Segment(last.here, last.there, last.length + stop - start)
+            else:
+                found.append(Segment(mine, theirs, stop - start))
+            start = stop
     return found
+
+
+def _places(runs: Runs) -> list[tuple[int, int, int]]:
+    """(start, length, where it begins in the block) of every run, ascending."""
+    begins = itertools.accumulate((length for _, length in runs), initial=0)
+    return sorted((start, length, begin) for (start, length), begin in zip(runs, begins, strict=False) if length)
+
+
+def _place(places: Sequence[tuple[int, int, int]], index: int) -> tuple[int, int]:
+    """Where an index lies in a block, and up to which index those behind it lie there together."""
+    start, length, begin = places[bisect.bisect_right(places, index, key=lambda each: each[0]) - 1]
+    return begin + index - start, start + length

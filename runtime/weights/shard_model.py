@@ -88,12 +88,7 @@ def shard_model(
     for parameter, names in known:
         if id(parameter) in replaced and share_gradient_hooks(parameter, replaced[id(parameter)]) and not alone:
             log.info("gradient hooks of %s get the reduced gradient as a DTensor from now on", names[0])
-    mark_copies(model, step.stage_parameters.copies)
-    if len(groups.meshes) > 1:
-        mark_gradients(model, OF_A_PIPELINE)
-    if plan.shards:
-        mark_in_shards(model)
-        mark_gradients(model, OF_SHARDS)
+    mark_parameters(model, step)
     if optimizer is not None:
         rewrite_optimizer(optimizer, replaced, lies, groups, gone)
     old = {*replaced, *gone}
@@ -102,6 +97,14 @@ def shard_model(
     if not alone:
         OptimizerDraws(model.parameters(), seed)
     return left_out
+
+
+def mark_parameters(model: nn.Module, step: Step) -> None:
+    """Note on the parameters of a sharded model what norms and gradients must know of the plan of a step."""
+    mark_copies(model, step.stage_parameters.copies)
+    mark_in_shards(model, step.own_plan.shards > 0)
+    in_stages = OF_A_PIPELINE if len(step.groups.meshes) > 1 else ""
+    mark_gradients(model, OF_SHARDS if step.own_plan.shards else in_stages)
 
 
 def _stored(names: Sequence[str], plan: Plan) -> tuple[Layout, str]:

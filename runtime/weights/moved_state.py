@@ -1,0 +1,451 @@
+"""Moved state: a run goes from one plan to another in memory: parameters, gradients and states of the optimizer travel
+between ranks, each block once, and whoever holds a tensor holds it still.
+
+    moved = StateMover(model, absent, optimizer, after).move()         all ranks; after: a step under the other plan
+
+A parameter stays the object that it was, its blocks are others: optimizers, schedulers and hooks know nothing of it.
+With stages a rank may get parameters that it did not have, or lose some: these leave its optimizer, or enter the group
+in which other ranks have them. What no plan lays out (counts of steps) every rank has of its own, and gets with a
+parameter that is new to it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from autopar.cost_models.move_seconds import move_seconds
+from autopar.errors import ConfigurationError
+from autopar.hardware.cluster import Cluster, MixedCluster
+from autopar.layouts.block_moves import (
+    PIECES,
+    Move,
+    MovingTensor,
+    RankMoves,
+    in_rounds,
+    least_bytes,
+    moves_between,
+    rank_moves,
+)
+from autopar.layouts.index_blocks import Block, block_of, whole_block
+from autopar.layouts.placement import Layout, replicated
+from autopar.plans.plan_value import DEVICE, HOST
+from autopar.runtime.consensus import attempt_on_all, gather_from_all
+from autopar.runtime.parameters import (
+    from_local,
+    held_runs,
+    in_memory,
+    local_tensor,
+    memory_of,
+    set_buffer,
+    set_parameter,
+    stored_layout,
+    unique_parameters,
+)
+from autopar.runtime.process_groups import ProcessGroups, rank
+from autopar.runtime.step.emitted_step import Step
+from autopar.runtime.weights.moved_blocks import HeldBlock, move_blocks
+from autopar.runtime.weights.optimizer_draws import share_draws
+from autopar.runtime.weights.replaced_parameters import mark_moved, mark_replaced
+from autopar.runtime.weights.shard_model import mark_parameters
+
+STAGED_BYTES = 64 << 20
+"""Of all messages that a rank sends and receives at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovedState:
+    """What a move between plans did on this rank. sent_bytes: counted where messages are handed to the transport;
+    predicted_bytes: that the schedule says; all_bytes: sent by all ranks, of which none less than least_bytes can do;
+    peak_bytes: at most so many more than before were held at a time; predicted_seconds: by the links of the cluster,
+    None where its devices are of several kinds."""
+
+    sent_bytes: int
+    predicted_bytes: int
+    all_bytes: int
+    least_bytes: int
+    peak_bytes: int
+    seconds: float
+    predicted_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """Of a tensor that moves: global shape, dtype, and the parameter to which it belongs ("" for a buffer)."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    owner: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Who sends what to whom. part: that of this rank."""
+
+    tensors: Mapping[str, MovingTensor]
+    moves: tuple[Move, ...]
+    part: RankMoves
+
+    def moved(self, sent_bytes: int, seconds: float, cluster: Cluster | None) -> MovedState:
+        """What was done by it."""
+        priced = None if cluster is None or isinstance(cluster, MixedCluster) else cluster
+        in_time = None if priced is None else move_seconds(in_rounds(self.moves, STAGED_BYTES // 2), priced)
+        return MovedState(
+            sent_bytes=sent_bytes,
+            predicted_bytes=self.part.sent_bytes,
+            all_bytes=sum(move.nbytes for move in self.moves),
+            least_bytes=least_bytes(self.tensors),
+            peak_bytes=self.part.peak_bytes,
+            seconds=seconds,
+            predicted_seconds=in_time,
+        )
+
+
+def schedule(
+    held: Sequence[Mapping[str, tuple[Form, Block]]],
+    wanted: Sequence[Mapping[str, Block]],
+    ranks_per_node: int | None,
+    staged_bytes: int = STAGED_BYTES,
+) -> Schedule:
+    """The same on every rank. held, wanted: of every rank, by name; ranks_per_node: None: all on one.
+
+    Raises ConfigurationError where a rank is to hold what no rank holds."""
+    names = dict.fromkeys(name for found in (*held, *wanted) for name in found)
+    forms = {name: form for found in held for name, (form, _) in found.items()}
+    tensors = {
+        name: MovingTensor(
+            itemsize=forms[name].dtype.itemsize,
+            held={at: found[name][1] for at, found in enumerate(held) if name in found},
+            wanted={at: found[name] for at, found in enumerate(wanted) if name in found},
+        )
+        for name in names
+    }
+    most = staged_bytes // 2
+    moves = tuple(moves_between(tensors, most // PIECES, ranks_per_node))
+    return Schedule(tensors=tensors, moves=moves, part=rank_moves(tensors, moves, rank(), most))
+
+
+def block_held(tensor: torch.Tensor) -> Block:
+    """What this rank holds of a tensor, in the order in which it lies there; all of a plain one."""
+    if not isinstance(tensor, DTensor):
+        return whole_block(tensor.shape)
+    dims = [held_runs(tensor, dim) for dim in range(tensor.dim())]
+    return tuple(tuple((run.start, run.length) for run in runs) for runs in dims)
+
+
+def check_movable(tensor: torch.Tensor, what: str) -> None:
+    """Raises ConfigurationError for a tensor of which no part can be sent by itself."""
+    local = local_tensor(tensor)
+    partial_sums = isinstance(tensor, DTensor) and any(placed.is_partial() for placed in tensor.placements)
+    if partial_sums or type(local) not in (torch.Tensor, nn.Parameter) or local.layout != torch.strided:
+        kind = "partial sums" if partial_sums else type(local).__name__
+        raise ConfigurationError(
+            f"{what} is kept as {kind}, of which no part can be sent by itself: autopar.save, compile under the other "
+            "plan, and autopar.load"
+        )
+
+
+def empty_block(shape: Sequence[int], dtype: torch.dtype, memory: str, groups: ProcessGroups) -> torch.Tensor:
+    """Memory for a block, of `plan_value.MEMORIES`."""
+    on_host = memory == HOST
+    pinned = on_host and groups.device.type == "cuda"
+    return torch.empty(shape, dtype=dtype, device="cpu" if on_host else groups.device, pin_memory=pinned)
+
+
+Make: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+"""A block as the module holds it."""
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """A parameter that this rank did not have."""
+
+    names: tuple[str, ...]
+    requires_grad: bool
+    block: torch.Tensor | None = None
+    gradient: torch.Tensor | None = None
+    states: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """A parameter of the model: every name, its shape and dtype, and whether it is trained; the same on all ranks."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+
+_PARAMETER, _GRADIENT, _BUFFER, _STATE = "parameter ", "gradient ", "buffer ", "state "
+
+
+class StateMover:
+    """See the module docstring. model: sharded; absent: what this rank does not hold of it; after: under the other
+    plan, of as many ranks."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        absent: Mapping[str, nn.Parameter],
+        optimizer: torch.optim.Optimizer | None,
+        after: Step,
+    ) -> None:
+        self._model, self._absent, self._optimizer, self._after = model, absent, optimizer, after
+        self._held = dict(unique_parameters(model).items())
+        self._known = _known_parameters(model, absent)
+        self._arrivals: dict[str, _Arrival] = {}
+        self._blocks: dict[Any, Block] = {}
+
+    def move(self, cluster: Cluster | None = None) -> tuple[dict[str, nn.Parameter], MovedState]:
+        """Move everything; all ranks call it. Returns what this rank does not hold from now on, by every name, and
+        what was done. Raises ConfigurationError, before anything moves, for tensors that do not say how they lie."""
+        began = time.perf_counter()
+        tensors = attempt_on_all(lambda: dict(self._tensors()), "what moves")
+        held = gather_from_all({name: (form, self._block_of(tensor)) for name, (form, tensor) in tensors.items()})
+        forms = {name: form for found in held for name, (form, _) in found.items()}
+        mine = {name: block for name, form in forms.items() if (block := self._wanted(name, form)) is not None}
+        wanted = gather_from_all(mine)
+        carried = gather_from_all(self._carried()) if self._changes_hands else []
+        per_node = None if cluster is None or isinstance(cluster, MixedCluster) else cluster.devices_per_node
+        found = attempt_on_all(lambda: schedule(held, wanted, per_node), "the schedule of moves")
+        blocks = {
+            name: self._block(name, form, tensors[name][1] if name in tensors else None)
+            for name, form in forms.items()
+            if name in tensors or name in mine
+        }
+        tensors.clear()
+        sent = move_blocks(found.tensors, blocks, found.part, self._after.groups.device)
+        absent = self._settle(carried)
+        return absent, found.moved(sent, time.perf_counter() - began, cluster)
+
+    # what there is
+
+    def _tensors(self) -> Iterator[tuple[str, tuple[Form, torch.Tensor]]]:
+        for name, (parameter, _) in self._held.items():
+            yield _PARAMETER + name, self._tensor(parameter, name, name)
+            if parameter.grad is not None:
+                yield _GRADIENT + name, self._tensor(parameter.grad, name, f"the gradient of {name}")
+            for key, value in self._states(parameter).items():
+                if isinstance(value, DTensor):
+                    yield f"{_STATE}{key} {name}", self._tensor(value, name, f"{key} of {name} in the optimizer")
+        for name, buffer in self._model.named_buffers():
+            yield _BUFFER + name, self._tensor(buffer, "", f"buffer {name}")
+
+    def _tensor(self, tensor: torch.Tensor, owner: str, what: str) -> tuple[Form, torch.Tensor]:
+        check_movable(tensor, what)
+        return Form(shape=tuple(tensor.shape), dtype=tensor.dtype, owner=owner), tensor
+
+    def _block_of(self, tensor: torch.Tensor) -> Block:
+        if not isinstance(tensor, DTensor):
+            return block_held(tensor)
+        lies = (tuple(tensor.shape), tensor.placements, id(tensor.device_mesh))
+        if lies not in self._blocks:
+            self._blocks[lies] = block_held(tensor)
+        return self._blocks[lies]
+
+    def _states(self, parameter: nn.Parameter) -> Mapping[str, Any]:
+        known = self._optimizer is not None and parameter in self._optimizer.state
+        return self._optimizer.state[parameter] if self._optimizer is not None and known else {}
+
+    # how it is to lie
+
+    @property
+    def _changes_hands(self) -> bool:
+        """Whether ranks may get parameters that they do not have."""
+        return bool(self._absent) or self._after.plan.in_stages
+
+    def _is_here(self, owner: str) -> bool:
+        return self._after.stage_parameters.absent.isdisjoint(self._known[owner].names)
+
+    def _lies(self, name: str, form: Form) -> tuple[Layout, str]:
+        """Layout and memory behind the move."""
+        plan, axes = self._after.own_plan, len(self._after.groups.mesh.shape)
+        if not form.owner:
+            return plan.buffers.get(name.removeprefix(_BUFFER), replicated(axes)), DEVICE
+        known = self._known[form.owner]
+        memory = memory_of(known.names, plan.parameters)
+        if form.shape != known.shape:  # a part of its state that is no block of it, such as sums of rows
+            return replicated(axes), memory
+        return stored_layout(known.names, plan.parameters, self._after.groups.mesh), memory
+
+    def _wanted(self, name: str, form: Form) -> Block | None:
+        if form.owner and not self._is_here(form.owner):
+            return None
+        return block_of(form.shape, self._lies(name, form)[0], self._after.groups.mesh, self._after.groups.place)
+
+    # where it goes
+
+    def _block(self, name: str, form: Form, tensor: torch.Tensor | None) -> HeldBlock:
+        layout, memory = self._lies(name, form)
+        groups = self._after.groups
+        make = partial(_placed, form=form, layout=layout, memory=memory, groups=groups)
+        return HeldBlock(
+            dtype=form.dtype,
+            before=None if tensor is None else local_tensor(tensor).detach(),
+            empty=partial(empty_block, dtype=form.dtype, memory=memory, groups=groups),
+            take=self._taker(name, form, tensor, make),
+        )
+
+    def _taker(
+        self, name: str, form: Form, tensor: torch.Tensor | None, make: Make
+    ) -> Callable[[torch.Tensor | None], None]:
+        if not form.owner:
+            return partial(self._take_buffer, name.removeprefix(_BUFFER), make)
+        if not self._is_here(form.owner):
+            return lambda _: self._leave(name, form.owner)
+        if form.owner not in self._held:
+            return partial(self._arrive, name, form.owner, make)
+        parameter = self._held[form.owner][0]
+        if name.startswith(_GRADIENT):
+            return lambda block: setattr(parameter, "grad", None if block is None else make(block))
+        assert tensor is not None or name.startswith(_STATE)
+        if tensor is None:
+            return partial(self._take_state, name, parameter, make)
+        return lambda block: None if block is None else lay_anew(tensor, make(block))
+
+    def _take_buffer(self, name: str, make: Make, block: torch.Tensor | None) -> None:
+        assert block is not None
+        set_buffer(self._model, name, _plain_where_whole(make(block)))
+
+    def _take_state(
+        self, name: str, parameter: nn.Parameter, make: Make, block: torch.Tensor | None
+    ) -> None:
+        """A state that other ranks have of a parameter, and this one did not."""
+        if block is not None and self._optimizer is not None:
+            self._optimizer.state[parameter][_key(name)] = make(block)
+
+    def _arrive(
+        self, name: str, owner: str, make: Make, block: torch.Tensor | None
+    ) -> None:
+        known = self._known[owner]
+        arrival = self._arrivals.setdefault(owner, _Arrival(known.names, known.requires_grad))
+        assert block is not None
+        if name.startswith(_PARAMETER):
+            arrival.block = make(block)
+        elif name.startswith(_GRADIENT):
+            arrival.gradient = make(block)
+        else:
+            arrival.states[_key(name)] = make(block)
+
+    def _leave(self, name: str, owner: str) -> None:
+        """A parameter that has gone leaves the model and the optimizer, and so does its memory."""
+        if name.startswith(_PARAMETER):
+            self._take_out(*self._held.pop(owner))
+
+    # behind the moves
+
+    def _carried(self) -> dict[str, tuple[int | None, dict[str, Any]]]:
+        """Of every parameter here: its group of the optimizer, and the values of its state that no plan lays out."""
+        if self._optimizer is None:
+            return {}
+        groups = {id(p): index for index, group in enumerate(self._optimizer.param_groups) for p in group["params"]}
+        return {
+            name: (
+                groups.get(id(parameter)),
+                {key: value for key, value in self._states(parameter).items() if not isinstance(value, DTensor)},
+            )
+            for name, (parameter, _) in self._held.items()
+        }
+
+    def _settle(self, carried: Sequence[Mapping[str, tuple[int | None, dict[str, Any]]]]) -> dict[str, nn.Parameter]:
+        """Parameters that came; returns what this rank does not hold from now on."""
+        told = {name: found for each in reversed(carried) for name, found in each.items()}
+        in_order = [name for name in self._known if name in self._arrivals]
+        for name in in_order:
+            self._bring_in(self._arrivals[name], *told.get(name, (None, {})))
+        mark_parameters(self._model, self._after)
+        mark_moved(self._model.parameters())
+        share_draws([*(parameter for parameter, _ in self._held.values()), *self._model.parameters()])
+        absent: dict[str, nn.Parameter] = {}
+        for name, known in self._known.items():
+            if not self._is_here(name):
+                empty = self._absent.get(name) or self._empty(name)
+                absent |= dict.fromkeys(known.names, empty)
+        return absent
+
+    def _empty(self, owner: str) -> nn.Parameter:
+        known = self._known[owner]
+        empty = torch.empty(known.shape, dtype=known.dtype, device="meta")
+        return nn.Parameter(empty, requires_grad=known.requires_grad)
+
+    def _take_out(self, parameter: nn.Parameter, names: Sequence[str]) -> None:
+        for name in names:
+            path, _, leaf = name.rpartition(".")
+            self._model.get_submodule(path)._parameters[leaf] = None
+        parameter.grad = None
+        mark_replaced([(names[0], parameter)])
+        if self._optimizer is not None:
+            self._optimizer.state.pop(parameter, None)
+            for group in self._optimizer.param_groups:
+                kept = [at for at, each in enumerate(group["params"]) if each is not parameter]
+                for entry in ("params", "param_names"):
+                    if entry in group:
+                        group[entry] = [group[entry][at] for at in kept]
+
+    def _bring_in(self, arrival: _Arrival, group: int | None, values: Mapping[str, Any]) -> None:
+        assert arrival.block is not None
+        parameter = nn.Parameter(arrival.block, requires_grad=arrival.requires_grad)
+        parameter.grad = arrival.gradient
+        for name in arrival.names:
+            set_parameter(self._model, name, parameter)
+        if self._optimizer is None or group is None:
+            return
+        into = self._optimizer.param_groups[group]
+        into["params"].append(parameter)
+        if "param_names" in into:
+            into["param_names"].append(arrival.names[0])
+        if arrival.states or values:
+            self._optimizer.state[parameter] = {**values, **arrival.states}
+
+
+def _known_parameters(model: nn.Module, absent: Mapping[str, nn.Parameter]) -> dict[str, _Known]:
+    """First name -> what is known of a parameter, in the order of the model's tree."""
+    names: dict[int, list[str]] = {}
+    found: dict[int, nn.Parameter] = {}
+    there = {**dict(model.named_parameters(remove_duplicate=False)), **absent}
+    for path, module in model.named_modules(remove_duplicate=False):
+        for leaf in module._parameters:
+            name = f"{path}.{leaf}" if path else leaf
+            if name in there:
+                names.setdefault(id(there[name]), []).append(name)
+                found[id(there[name])] = there[name]
+    return {
+        aliases[0]: _Known(
+            names=tuple(aliases),
+            shape=tuple(found[key].shape),
+            dtype=found[key].dtype,
+            requires_grad=found[key].requires_grad,
+        )
+        for key, aliases in names.items()
+    }
+
+
+def _key(name: str) -> str:
+    """The key of a state of the optimizer."""
+    return name.removeprefix(_STATE).split(" ")[0]
+
+
+def _placed(block: torch.Tensor, form: Form, layout: Layout, memory: str, groups: ProcessGroups) -> torch.Tensor:
+    """A block as a module holds it."""
+    own = in_memory(block, memory, groups)
+    return own if groups.is_alone else from_local(own, form.shape, layout, groups)
+
+
+def _plain_where_whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Buffers that every rank has whole are plain tensors."""
+    whole = isinstance(tensor, DTensor) and all(placed.is_replicate() for placed in tensor.placements)
+    return local_tensor(tensor) if whole else tensor
+
+
+def lay_anew(tensor: torch.Tensor, like: torch.Tensor) -> None:
+    """Give a DTensor the block and the layout of another one, in place; what is plain is as it is to be."""
+    if isinstance(tensor, DTensor) and isinstance(like, DTensor):
+        tensor._local_tensor, tensor._spec = like._local_tensor, like._spec
