@@ -1,0 +1,146 @@
+"""Jobs of the workers that go from one plan to another in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+import autopar
+from autopar.layouts.index_blocks import block_of
+from autopar.runtime.checkpoints.training_state import flat_state
+from autopar.runtime.parameters import full_tensor, local_tensor
+from autopar.runtime.weights import moved_blocks
+from autopar.runtime.weights.moved_state import MovedState
+from tests.distributed.captured_once import compile_once, prepared_by
+from tests.distributed.checkpoint_jobs import _bits, _heard, _step
+from tests.distributed.models import captured_tied, tied_model, tokens
+
+
+def _run(dims: dict[str, int], seed: int = 11, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    torch.manual_seed(seed)
+    model = tied_model(seed=seed, dropout=0.2).to(dtype)
+    module = compile_once("tied model", model, tokens(0), dims=dims)
+    return module, torch.optim.AdamW(module.parameters(), lr=0.05)
+
+
+def _captured(**_: Any) -> bool:
+    return captured_tied(dropout=0.2)
+
+
+@prepared_by(_captured)
+def goes_on(path: str, dims: list[dict[str, int]]) -> dict[str, Any]:
+    """Train under the first plan and move to each of the others; a run that loads the checkpoint from before a move is
+    what the next step, its weights and its states must equal, bit by bit."""
+    others = [_run(each, seed=5) for each in dims]
+    module, optimizer = _run(dims[0])
+    owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    same, moves = [], list[MovedState]()
+    for index, (other, again) in enumerate(others):
+        if index:
+            moves.append(module.replan(other.plan, optimizer))
+        for step in range(2):
+            _step(module, optimizer, step)
+        autopar.save(f"{path}-{index}", module, optimizer)
+        autopar.load(f"{path}-{index}", other, again)
+        same.append(_bits(module, optimizer) == _bits(other, again))
+        losses = [_step(run, opt, 3) for run, opt in ((module, optimizer), (other, again))]
+        same.append(losses[0] == losses[1])
+        same.append(_bits(module, optimizer) == _bits(other, again))
+    return {
+        "same": same,
+        "counted": [(each.sent_bytes, each.predicted_bytes) for each in moves],
+        "all": [(each.all_bytes, each.least_bytes) for each in moves],
+        "predicted seconds": [each.predicted_seconds for each in moves],
+        "objects": owned == {id(parameter) for group in optimizer.param_groups for parameter in group["params"]},
+    }
+
+
+@prepared_by(_captured)
+def there_and_back(first: dict[str, int], other: dict[str, int], spoiled: bool = False) -> dict[str, bool]:
+    """Whether state and gradients are what they were, bit by bit, behind a move to another plan and back, and whether
+    training goes on as in a run that never moved. spoiled: two messages of equal size are exchanged on the way."""
+    plan = _run(other, seed=5)[0].plan
+    runs = [_run(first) for _ in range(2)]
+    for module, optimizer in runs:
+        for step in range(2):
+            _step(module, optimizer, step)
+        module(**tokens(7))["loss"].backward()
+    module, optimizer = runs[0]
+    with pytest.MonkeyPatch.context() as patch:
+        if spoiled:
+            patch.setattr(moved_blocks, "copy_part", _copied_wrong)
+        module.replan(plan, optimizer)
+        there = {name: full_tensor(p.grad) for name, p in module.named_parameters() if p.grad is not None}
+        module.replan(runs[1][0].plan, optimizer)
+    plain = {name: full_tensor(p.grad) for name, p in runs[1][0].named_parameters() if p.grad is not None}
+    found = {
+        "gradients on the way": there.keys() == plain.keys() and all(torch.equal(there[n], plain[n]) for n in plain),
+        "state": _bits(*runs[0]) == _bits(*runs[1]),
+        "gradients": _grad_bits(runs[0][0]) == _grad_bits(runs[1][0]),
+    }
+    for _, each in runs:
+        each.step()
+        each.zero_grad()
+    found["goes on"] = _step(*runs[0], 9) == _step(*runs[1], 9) and _bits(*runs[0]) == _bits(*runs[1])
+    return found
+
+
+def _copied_wrong(source: torch.Tensor, held: Any, target: torch.Tensor, wanted: Any, part: Any) -> None:
+    moved_copy(source.flip(0) if source.dim() and source.shape[0] > 1 else source, held, target, wanted, part)
+
+
+moved_copy = moved_blocks.copy_part
+
+
+def _grad_bits(module: Any) -> dict[str, bytes]:
+    grads = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+    return {name: local_tensor(grad).contiguous().view(torch.uint8).numpy().tobytes() for name, grad in grads.items()}
+
+
+@prepared_by(_captured)
+def refused(dims: dict[str, int], other: dict[str, int]) -> list[str]:
+    """What is heard of a plan for another number of ranks, of gradients that wait, and of an optimizer that was left
+    behind; whether the refusals changed nothing."""
+    module, optimizer = _run(dims)
+    plan = _run(other, seed=5)[0].plan
+    _step(module, optimizer, 0)
+    before = _bits(module, optimizer)
+    fewer = plan.with_(mesh=type(plan.mesh)(plan.mesh.axis_names, tuple(2 * size for size in plan.mesh.shape)))
+    heard = [_heard(lambda: module.replan(fewer, optimizer))]
+    with module.no_sync():
+        module(**tokens(1))["loss"].backward()
+    heard.append(_heard(lambda: module.replan(plan, optimizer)))
+    module(**tokens(1))["loss"].backward()
+    optimizer.zero_grad()
+    heard.append("unchanged" if {n: b for n, b in _bits(module, optimizer).items() if "random" not in n}
+                 == {n: b for n, b in before.items() if "random" not in n} else "changed")  # fmt: skip
+    module.replan(plan)
+    module(**tokens(2))["loss"].backward()
+    heard.append(_heard(optimizer.step))
+    return heard
+
+
+@prepared_by(_captured)
+def resharded(dims: dict[str, int], other: dict[str, int]) -> list[str]:
+    """Names of values that are not, bit by bit, what a module under the other plan would hold of them."""
+    module, optimizer = _run(dims)
+    plan = _run(other, seed=5)[0].plan
+    _step(module, optimizer, 0)
+    state = {name: value for name, value in flat_state(module, optimizer).items() if isinstance(value, torch.Tensor)}
+    blocks = autopar.reshard(state, module.plan, plan)
+    assert blocks.keys() == state.keys()
+    wrong = []
+    for name, value in state.items():
+        whole = full_tensor(value)
+        layout = next((p.stored for key, p in plan.parameters.items() if f".{key}" in name), None)
+        if layout is not None and isinstance(value, DTensor):
+            block = block_of(whole.shape, layout, plan.layout_mesh, dist.get_rank())
+            for dim, runs in enumerate(block):
+                whole = torch.cat([whole.narrow(dim, start, length) for start, length in runs], dim)
+        if not torch.equal(blocks[name], whole):
+            wrong.append(name)
+    return wrong

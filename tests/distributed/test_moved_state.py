@@ -1,0 +1,51 @@
+"""A run goes from one plan to another in memory, as if it had loaded a checkpoint there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.pool import Pool
+
+pytestmark = pytest.mark.distributed
+
+JOBS = "tests.distributed.moved_state_jobs:"
+
+
+def test_training_goes_on_as_behind_a_checkpoint_under_every_plan(pool: Pool, tmp_path: Path) -> None:
+    dims = [{"dp_replicate": 2}, {"tp": 2}, {"dp_shard": 2}, {"dp_replicate": 2}]
+    for found in pool.run(JOBS + "goes_on", world_size=2, path=str(tmp_path / "run"), dims=dims):
+        assert all(found["same"]), found["same"]
+        assert found["objects"]
+        assert all(counted == predicted for counted, predicted in found["counted"])
+        assert all(sent == least for sent, least in found["all"])
+        assert found["all"][0][0] == 0  # of what every rank has, nothing is sent
+        assert found["all"][1][0] > 0
+        assert all(seconds >= 0.0 for seconds in found["predicted seconds"])
+
+
+@pytest.mark.exhaustive(sample="first0-other0")
+@pytest.mark.parametrize("first", [{"dp_shard": 4}, {"dp_shard": 2, "tp": 2}, {"tp": 4}])
+@pytest.mark.parametrize("other", [{"tp": 4}, {"dp_shard": 2, "tp": 2}, {"dp_replicate": 4}])
+def test_state_and_gradients_come_back_as_they_were(pool: Pool, first: dict[str, int], other: dict[str, int]) -> None:
+    for found in pool.run(JOBS + "there_and_back", first=first, other=other):
+        assert all(found.values()), found
+
+
+def test_a_block_that_is_copied_wrong_would_be_seen(pool: Pool) -> None:
+    found = pool.run(JOBS + "there_and_back", world_size=2, first={"dp_shard": 2}, other={"tp": 2}, spoiled=True)
+    assert not all(each["state"] for each in found)
+
+
+def test_what_cannot_move_is_refused_with_the_next_step(pool: Pool) -> None:
+    for heard in pool.run(JOBS + "refused", world_size=2, dims={"dp_replicate": 2}, other={"tp": 2}):
+        processes, waiting, unchanged, left_behind = heard
+        assert "the plan is for 4 devices" in processes
+        assert "gradients of no_sync() wait for their sum" in waiting
+        assert unchanged == "unchanged"
+        assert "write module.replan(plan, optimizer)" in left_behind
+
+
+def test_a_state_is_resharded_into_blocks(pool: Pool) -> None:
+    assert pool.run(JOBS + "resharded", dims={"dp_shard": 2, "tp": 2}, other={"tp": 4}) == [[]] * 4
