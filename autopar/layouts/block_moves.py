@@ -98,9 +98,7 @@ def _lacking(name: str, tensor: MovingTensor, ranks_per_node: int | None) -> Ite
     for rank, block in sorted(tensor.held.items()):
         holders.setdefault(ascending(block), []).append(rank)
     for target, wanted in sorted(tensor.wanted.items()):
-        own = tensor.held.get(target)
-        lacks = [ascending(wanted)] if own is None else without(ascending(wanted), ascending(own))
-        lacks = [block for block in lacks if elements(block)]
+        lacks = _beyond(wanted, tensor.held.get(target))
         near = sorted(holders.items(), key=lambda each: not _near(target, each[1], ranks_per_node))
         for block, ranks in near:
             for part in lacks:
@@ -113,6 +111,13 @@ def _lacking(name: str, tensor: MovingTensor, ranks_per_node: int | None) -> Ite
                 f"{name}: rank {target} is to hold {sum(map(elements, lacks)):,} elements that no rank has: all ranks "
                 "that hold a part of the state must pass it"
             )
+
+
+def _beyond(wanted: Block, own: Block | None) -> list[Block]:
+    """What a rank is to hold and does not."""
+    if own is not None:
+        return without(ascending(wanted), ascending(own))
+    return [ascending(wanted)] if elements(wanted) else []
 
 
 def _near(target: int, ranks: Sequence[int], ranks_per_node: int | None) -> bool:
@@ -132,10 +137,7 @@ def _source(piece: _Piece, sent: Mapping[int, int], ranks_per_node: int | None) 
 def least_bytes(tensors: Mapping[str, MovingTensor]) -> int:
     """The fewest bytes that can be sent: what every rank is to hold and does not, once."""
     return sum(
-        sum(map(elements, without(ascending(wanted), ascending(tensor.held[rank]))))
-        * tensor.itemsize
-        if rank in tensor.held
-        else tensor.wanted_bytes(rank)
+        sum(map(elements, _beyond(wanted, tensor.held.get(rank)))) * tensor.itemsize
         for tensor in tensors.values()
         for rank, wanted in tensor.wanted.items()
     )
@@ -197,8 +199,8 @@ def rank_moves(tensors: Mapping[str, MovingTensor], moves: Sequence[Move], rank:
     last: dict[str, int] = {}
     for number, move in in_rounds(moves, most_bytes):
         if rank in (move.source, move.target):
-            first.setdefault(move.name, number)
-            last[move.name] = number
+            first[move.name] = min(number, first.get(move.name, number))
+            last[move.name] = max(number, last.get(move.name, number))
             peers = rounds[number].sends if rank == move.source else rounds[number].receives
             peers.setdefault(move.target if rank == move.source else move.source, []).append(move)
     done = 0

@@ -117,7 +117,8 @@ def _runs_without(runs: Runs, taken: Runs) -> tuple[tuple[int, int], ...]:
 
 def cut_block(block: Block, most: int) -> Iterator[Block]:
     """The block in parts of at most `most` elements, cut along the outermost dims, so that each lies together."""
-    yield from _cut(block, 0, max(most, 1))
+    if elements(block):
+        yield from _cut(block, 0, max(most, 1))
 
 
 def _cut(block: Block, dim: int, most: int) -> Iterator[Block]:

@@ -11,7 +11,7 @@ import pytest
 from autopar.errors import ConfigurationError
 from autopar.layouts import block_moves
 from autopar.layouts.block_moves import MovingTensor, in_rounds, least_bytes, moves_between, rank_moves
-from autopar.layouts.index_blocks import Block, block_of
+from autopar.layouts.index_blocks import Block, ascending, block_of
 from autopar.layouts.placement import Layout, Mesh, Replicate, Shard
 from tests.layouts.test_index_blocks import indices
 
@@ -142,6 +142,6 @@ def test_what_no_rank_holds_is_named() -> None:
 
 def test_a_schedule_that_forgets_what_a_rank_has_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     moving = tensors("zero 2", "tp 4")
-    monkeypatch.setattr(block_moves, "without", lambda block, _: [block])
+    monkeypatch.setattr(block_moves, "_beyond", lambda wanted, _: [ascending(wanted)])
     sent = sum(move.nbytes for move in moves_between(moving, most_bytes=1 << 20))
     assert sent > 1.05 * brute_force_bytes(moving)

@@ -54,7 +54,7 @@ class Ranks:
                 self._sent[me, peer].put(message.clone())
         for way, message, peer in posted:
             if way == "receive":
-                message.copy_(self._sent[peer, me].get(timeout=20))
+                message.copy_(self._sent[peer, me].get(timeout=2))
         return []
 
     def run(self, job: Callable[[int], None], count: int) -> None:
