@@ -98,7 +98,7 @@ moved_copy = moved_blocks.copy_part
 
 def _grad_bits(module: Any) -> dict[str, bytes]:
     grads = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
-    return {name: local_tensor(grad).contiguous().view(torch.uint8).numpy().tobytes() for name, grad in grads.items()}
+    return {name: local_tensor(grad).contiguous().numpy().tobytes() for name, grad in grads.items()}
 
 
 @prepared_by(_captured)

@@ -25,7 +25,7 @@ def test_training_goes_on_as_behind_a_checkpoint_under_every_plan(pool: Pool, tm
         assert all(seconds >= 0.0 for seconds in found["predicted seconds"])
 
 
-@pytest.mark.exhaustive(sample="first0-other0")
+@pytest.mark.exhaustive(sample="other1-first0")
 @pytest.mark.parametrize("first", [{"dp_shard": 4}, {"dp_shard": 2, "tp": 2}, {"tp": 4}])
 @pytest.mark.parametrize("other", [{"tp": 4}, {"dp_shard": 2, "tp": 2}, {"dp_replicate": 4}])
 def test_state_and_gradients_come_back_as_they_were(pool: Pool, first: dict[str, int], other: dict[str, int]) -> None:
