@@ -76,7 +76,7 @@ class Checkpointer:
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise ConfigurationError(f"keep={keep!r} is no whole number from 1 on")
         self._keep = keep
-        self._writer = WriterProcess()
+        self._writer: WriterProcess | None = None
         self._arena: Arena | None = None
         self._first, self._step, self._look_at, self._pending = 0, 0, 1, 0
         self._saved_at = self._began = time.monotonic()
@@ -135,6 +135,7 @@ class Checkpointer:
 
         Raises ConfigurationError, on every rank, where a checkpoint could not be written; those before it are whole."""
         self._step += 1
+        self._started()
         if self._steps is not None:
             is_due = self._look_at <= self._step and self._step >= self._pending + self._steps
         else:
@@ -156,8 +157,9 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Until all that was saved is on the disk. Raises as `step`."""
-        with HERE.inside("save"):
-            self._wait()
+        if self._writer is not None:
+            with HERE.inside("save"):
+                self._wait()
 
     def _wait(self) -> None:
         while self._is_busy():
@@ -171,13 +173,15 @@ class Checkpointer:
             self._end()
 
     def _end(self) -> None:
-        self._writer.end()
+        if self._writer is not None:
+            self._writer.end()
         if self._arena is not None:
             self._arena.forget_name()
 
     def _is_busy(self) -> bool:
         """Whether any rank still writes. Raises ConfigurationError, on every rank, where one failed to."""
-        busy, failures = zip(*gather_from_all((self._writer.is_busy, self._writer.failure())), strict=True)
+        writer = self._started()
+        busy, failures = zip(*gather_from_all((writer.is_busy, writer.failure())), strict=True)
         failed = [f"rank {at}: {why}" for at, why in enumerate(failures) if why]
         if failed:
             self._begin_anew()
@@ -187,10 +191,16 @@ class Checkpointer:
             )
         return any(busy)
 
+    def _started(self) -> WriterProcess:
+        """The process that writes, from the first step on: it takes seconds to start."""
+        if self._writer is None:
+            self._writer = WriterProcess()
+        return self._writer
+
     def _begin_anew(self) -> None:
         """Another process that writes: that of now may wait for one that failed, or be gone itself."""
         self._end()
-        self._writer, self._arena = WriterProcess(), None
+        self._writer = self._arena = None
 
     def _time_has_come(self) -> bool:
         """By the clock of rank 0, which also says at which step to look again."""
@@ -214,7 +224,7 @@ class Checkpointer:
         arena = attempt_on_all(lambda: self._arena_of(staged_bytes(items)), "memory for the copy")
         places = attempt_on_all(lambda: arena.fill(items, planned.planner), "the copy to the host")
         folder, data = from_first_rank(lambda: begin_save(self._folder, self._step))
-        self._writer.write(
+        self._started().write(
             WriteRequest(
                 arena=str(arena.path),
                 arena_bytes=arena.nbytes,
