@@ -178,6 +178,7 @@ def serve() -> None:
     os.nice(5)
     requests: queue.Queue[WriteRequest] = queue.Queue()
     threading.Thread(target=_listen, args=(requests,), daemon=True).start()
+    threading.Thread(target=_end_behind, args=(os.getppid(),), daemon=True).start()
     memory: dict[str, torch.Tensor] = {}
     while True:
         request = requests.get()
@@ -195,6 +196,13 @@ def _listen(requests: queue.Queue[WriteRequest]) -> None:
             os._exit(0)
         asked.append(request.arena)
         requests.put(request)
+
+
+def _end_behind(parent: int) -> None:
+    """End where the rank has ended, though processes that it forked may still hold its end of the pipe."""
+    while os.getppid() == parent:
+        time.sleep(_LOOKS_EVERY)
+    os._exit(0)
 
 
 def _done(request: WriteRequest, memory: dict[str, torch.Tensor]) -> str:

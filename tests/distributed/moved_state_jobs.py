@@ -144,3 +144,30 @@ def resharded(dims: dict[str, int], other: dict[str, int]) -> list[str]:
         if not torch.equal(blocks[name], whole):
             wrong.append(name)
     return wrong
+
+
+@prepared_by(_captured)
+def infers_in_between(dims: dict[str, int], inference: dict[str, int]) -> dict[str, bool]:
+    """Train, go to a plan of a forward pass alone, evaluate there as here, and train on as a run that did not."""
+    runs = [_run(dims) for _ in range(2)]
+    for module, optimizer in runs:
+        _step(module, optimizer, 0)
+    module, optimizer = runs[0]
+    model = tied_model(dropout=0.2).eval()
+    plan = compile_once("tied model", model, tokens(0), dims=inference).plan
+    before, calls = module.plan, module.calls
+    module.eval()
+    here = module(**tokens(3))["logits"]
+    module.replan(plan, optimizer)
+    there = module(**tokens(3))["logits"]
+    is_forward_only = not any(name.endswith("/bwd") for name in module.plan.operators)
+    module.train()
+    module.replan(before, optimizer)
+    module.calls = calls
+    same_logits = torch.allclose(here, there, rtol=1e-5, atol=1e-6)
+    losses = [_step(*run, 1) for run in runs]
+    return {
+        "forward only": is_forward_only,
+        "logits": same_logits,
+        "goes on": losses[0] == losses[1] and _bits(*runs[0]) == _bits(*runs[1]),
+    }
