@@ -17,7 +17,7 @@ import contextlib
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -25,7 +25,6 @@ from torch import nn
 from autopar._compat import TreeSpec, keep_dynamo_out, tree_leaves, tree_map_only
 from autopar.capture import autocast_state
 from autopar.errors import ConfigurationError
-from autopar.hardware.cluster import Cluster
 from autopar.plans.parallel_plan import Plan
 from autopar.program import Program
 from autopar.request.expert_load import ExpertLoad
@@ -38,7 +37,7 @@ from autopar.runtime.guards.spread_values import read_whole_values
 from autopar.runtime.guards.state_of_calls import StateOfCalls
 from autopar.runtime.guards.strided_chunks import checkpoint_strided_blocks
 from autopar.runtime.module_calls import ModuleCalls
-from autopar.runtime.process_groups import ProcessGroups, world_size
+from autopar.runtime.process_groups import world_size
 from autopar.runtime.step import batches
 from autopar.runtime.step.accumulation import HeldGradients
 from autopar.runtime.step.batches import BatchMode, Signature
@@ -48,10 +47,12 @@ from autopar.runtime.step.kept_steps import LEAST_BOUND, KeptSteps, most_graphs
 from autopar.runtime.step.later_backward import RepeatedCall, may_be_trained, with_later_backward
 from autopar.runtime.step.length_hint import LengthHint
 from autopar.runtime.step.repeatable import repeatable
+from autopar.runtime.step.step_maker import StepMaker
 from autopar.runtime.weights.found_weights import FoundWeights
 from autopar.runtime.weights.initial_weights import Sync
+from autopar.runtime.weights.move_schedule import MovedState
 from autopar.runtime.weights.moved_experts import move_experts, plan_for
-from autopar.runtime.weights.moved_state import MovedState, StateMover
+from autopar.runtime.weights.moved_state import StateMover
 from autopar.runtime.weights.planned_model import PlannedModel
 from autopar.runtime.weights.shard_model import shard_model, shard_state
 from autopar.runtime.weights.whole_weights import without_weights
@@ -67,43 +68,6 @@ OutputMode: TypeAlias = Literal["lazy", "gather"]
 
 def _no_rows(_: Program) -> Mapping[str, int]:
     return {}
-
-
-class StepMaker(Protocol):
-    """Who makes the function of a graph: for the first arguments, and where others have new shapes."""
-
-    def step(
-        self,
-        model: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        training: bool,
-        pinned: Plan | None,
-        groups: ProcessGroups | None,
-    ) -> Step:
-        """Capture, plan, lower and emit for arguments of global shapes. pinned: the plan whose mesh and parameter
-        layouts must be kept (None: choose), groups: its processes."""
-
-    def again(self, step: Step, edited: Plan) -> Step:
-        """The same step under a plan that is an edit of its own; graphs of other arguments are planned by it, too."""
-
-    def under(
-        self,
-        plan: Plan | str | Path,
-        first: Step,
-        model: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        training: bool,
-    ) -> tuple[StepMaker, Step]:
-        """Who makes the steps from now on, and the first of them, under another plan for as many processes. first: that
-        of now; model, args, kwargs: without weights and values."""
-
-    @property
-    def cluster(self) -> Cluster | None:
-        """Where the processes run, for predictions."""
 
 
 class ParallelModule(PlannedModel):

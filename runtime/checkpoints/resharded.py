@@ -25,8 +25,8 @@ from autopar.runtime.collectives.progress import HERE
 from autopar.runtime.consensus import attempt_on_all, gather_from_all
 from autopar.runtime.parameters import local_tensor
 from autopar.runtime.process_groups import rank, world_size
+from autopar.runtime.weights.move_schedule import Form, Schedule, block_held, check_movable, schedule
 from autopar.runtime.weights.moved_blocks import HeldBlock, move_blocks
-from autopar.runtime.weights.moved_state import Form, Schedule, block_held, check_movable, schedule
 
 
 def reshard(

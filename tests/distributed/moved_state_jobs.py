@@ -14,7 +14,7 @@ from autopar.layouts.index_blocks import block_of
 from autopar.runtime.checkpoints.training_state import flat_state
 from autopar.runtime.parameters import full_tensor, local_tensor
 from autopar.runtime.weights import moved_blocks
-from autopar.runtime.weights.moved_state import MovedState
+from autopar.runtime.weights.move_schedule import MovedState
 from tests.distributed.captured_once import compile_once, prepared_by
 from tests.distributed.checkpoint_jobs import _bits, _heard, _step
 from tests.distributed.models import captured_tied, tied_model, tokens
