@@ -46,7 +46,7 @@ from autopar.request import Request
 from autopar.runtime.checkpoints import resharded
 from autopar.runtime.parameters import local_block, to_torch
 from benchmarks.models import olmoe
-from benchmarks.results import document, write_results
+from benchmarks.results import commit, document, write_results
 from benchmarks.weights import llama, measured
 from benchmarks.workers import Pool
 
@@ -224,12 +224,20 @@ def there_and_back(layers: int) -> list[dict[str, Any]]:
     rows = []
     for plan in (other, module.plan):
         row: dict[str, Any] = {}
-        ctypes.CDLL(None).malloc_trim(0)  # what the step freed is given back, so that what is taken now shows
+        _give_back_memory()
         dist.barrier()
         with measured(row, "move"):
             moved = module.replan(plan, optimizer)
         rows.append({**row, **asdict(moved)})
     return rows
+
+
+def _give_back_memory() -> None:
+    """From now on what is freed goes back to the system at once, which a process of autopar keeps else: so resident
+    memory is what is held."""
+    library = ctypes.CDLL(None)
+    library.mallopt(-3, 1 << 17)  # M_MMAP_THRESHOLD: larger buffers are maps of their own
+    library.malloc_trim(0)
 
 
 def saved_beside(folder: str, layers: int, times: int) -> dict[str, Any]:
@@ -348,7 +356,7 @@ def main() -> None:
     parser.add_argument("--result", type=Path)
     arguments = parser.parse_args()
     content = {name: PARTS[name]() for name in arguments.parts or PARTS}
-    told = {"command": ["python", "-m", "benchmarks.survival", *sys.argv[1:]], **content}
+    told = {"command": ["python", "-m", "benchmarks.survival", *sys.argv[1:]], "commit": commit(), **content}
     print(json.dumps(document(told), indent=1) if arguments.json else _told(content))
     if arguments.result is not None:
         write_results(arguments.result, told)

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -110,7 +110,6 @@ class WriterProcess:
             stdout=subprocess.PIPE,
             env={**os.environ, **alone},
         )
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="autopar-checkpoint")
         self._pending: Future[str] | None = None
 
     @property
@@ -126,7 +125,9 @@ class WriterProcess:
     def write(self, request: WriteRequest) -> None:
         """Begin to write; nothing else may be pending."""
         assert not self.is_busy
-        self._pending = self._thread.submit(self._answer, request)
+        self._pending = Future()
+        # a daemon: a rank that ends does not wait for what another one never writes
+        threading.Thread(target=self._ask, args=(request, self._pending), daemon=True).start()
 
     def failure(self) -> str:
         """Why the last request was not done, "" where it was; asked once."""
@@ -136,18 +137,19 @@ class WriterProcess:
         error = done.exception()
         return done.result() if error is None else f"the process that writes has ended ({error})"
 
-    def _answer(self, request: WriteRequest) -> str:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        _put(self._process.stdin, request)
-        answer: str = _got(self._process.stdout)
-        return answer
+    def _ask(self, request: WriteRequest, answer: Future[str]) -> None:
+        try:
+            _put(self._process.stdin, request)
+            answer.set_result(_got(self._process.stdout))
+        except Exception as error:  # the process has ended, or `end` closed its pipes
+            answer.set_exception(error)
 
     def end(self) -> None:
         """End the process; what is half written stays half written."""
         self._process.kill()
         self._process.wait()
-        self._thread.shutdown(wait=True)
+        if self._pending is not None:
+            self._pending.exception()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
