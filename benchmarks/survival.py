@@ -14,9 +14,9 @@ turns, and those until it is on the disk.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import itertools
 import json
+import os
 import sys
 import tempfile
 import time
@@ -237,20 +237,11 @@ def _watched_method(move: Callable[..., Any], row: dict[str, Any]) -> Callable[.
     """The move alone, without the capture of the graph before it."""
 
     def watched(mover: StateMover, *arguments: Any) -> Any:
-        _give_back_memory()
         dist.barrier()
         with measured(row, "move"):
             return move(mover, *arguments)
 
     return watched
-
-
-def _give_back_memory() -> None:
-    """From now on what is freed goes back to the system at once, which a process of autopar keeps else: so resident
-    memory is what is held."""
-    library = ctypes.CDLL(None)
-    library.mallopt(-3, 1 << 17)  # M_MMAP_THRESHOLD: larger buffers are maps of their own
-    library.malloc_trim(0)
 
 
 def saved_beside(folder: str, layers: int, times: int) -> dict[str, Any]:
@@ -314,8 +305,10 @@ def pairs() -> list[dict[str, Any]]:
 
 
 def peak() -> list[dict[str, Any]]:
-    """One row for every rank and way."""
-    ranks = _pooled("there_and_back", layers=2)
+    """One row for every rank and way. Buffers are maps of their own, which go back to the system when they are freed, so
+    that resident memory is what is held; a process of autopar keeps freed memory else."""
+    with mock.patch.dict(os.environ, {"MALLOC_MMAP_THRESHOLD_": str(1 << 17)}):
+        ranks = _pooled("there_and_back", layers=2)
     return [{"rank": rank, "way": way, **row} for rank, rows in enumerate(ranks)
             for way, row in zip(("ZeRO-3 4 -> TP 4", "TP 4 -> ZeRO-3 4"), rows, strict=True)]  # fmt: skip
 
