@@ -305,8 +305,8 @@ def pairs() -> list[dict[str, Any]]:
 
 
 def peak() -> list[dict[str, Any]]:
-    """One row for every rank and way. Buffers are maps of their own, which go back to the system when they are freed, so
-    that resident memory is what is held; a process of autopar keeps freed memory else."""
+    """One row for every rank and way. Buffers are maps of their own, which go back to the system when they are freed:
+    resident memory is what is held then; a process of autopar keeps freed memory else."""
     with mock.patch.dict(os.environ, {"MALLOC_MMAP_THRESHOLD_": str(1 << 17)}):
         ranks = _pooled("there_and_back", layers=2)
     return [{"rank": rank, "way": way, **row} for rank, rows in enumerate(ranks)
