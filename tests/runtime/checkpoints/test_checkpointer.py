@@ -69,6 +69,7 @@ def test_an_interval_of_time_is_kept_with_few_looks(tmp_path: Path, clock: Clock
         if saver.step():
             began.append(clock.now - 100.0)
     saver.close()
+    assert not list(Path("/dev/shm").glob(f"{saver._arena.path.name}*"))  # type: ignore[union-attr]
     assert len(began) >= 4
     assert all(60.0 <= b - a <= 62.0 for a, b in zip([0.0, *began], began, strict=False))
     assert len(looks) < 50
@@ -81,6 +82,7 @@ def test_steps_are_counted_and_one_that_is_still_written_puts_the_next_off(tmp_p
     assert [saver.step() for _ in range(5)] == [False] * 5
     saver._writer.is_busy = False  # type: ignore[union-attr,misc]
     assert [saver.step() for _ in range(4)] == [True, False, False, True]
+    saver.close()
 
 
 def test_what_was_not_written_is_an_error_of_the_next_one(tmp_path: Path, clock: Clock) -> None:
@@ -90,6 +92,7 @@ def test_what_was_not_written_is_an_error_of_the_next_one(tmp_path: Path, clock:
     with pytest.raises(ConfigurationError, match=r"the checkpoint of step 1 was not written.*no space left"):
         saver.step()
     assert saver.step()
+    saver.close()
 
 
 @pytest.mark.parametrize("every", ["soon", "10", "0s", 0, True, -3, "5 days"])
