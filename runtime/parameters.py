@@ -368,8 +368,8 @@ def rewrite_optimizer(
     modules stay. gone: ids of the old parameters that only other ranks hold.
     """
     for group in optimizer.param_groups:
-        kept = [parameter for parameter in group["params"] if id(parameter) not in gone]
-        group["params"] = [replaced.get(id(parameter), parameter) for parameter in kept]
+        reorder_group(group, [at for at, parameter in enumerate(group["params"]) if id(parameter) not in gone])
+        group["params"] = [replaced.get(id(parameter), parameter) for parameter in group["params"]]
     state = {old: values for old, values in optimizer.state.items() if id(old) not in gone}
     optimizer.state.clear()
     for old, values in state.items():
@@ -379,6 +379,13 @@ def rewrite_optimizer(
             key: value if lies is None or key == "step" else _sharded_state(value, old, lies, groups)
             for key, value in values.items()
         }
+
+
+def reorder_group(group: dict[str, Any], places: Sequence[int]) -> None:
+    """Leave those parameters in a group of an optimizer, with their names, that stand at `places`, in their order."""
+    for entry in ("params", "param_names"):
+        if entry in group:
+            group[entry] = [group[entry][at] for at in places]
 
 
 def _sharded_state(value: Any, parameter: torch.Tensor, stored: tuple[Layout, str], groups: ProcessGroups) -> Any:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from autopar._compat import tree_leaves
 from autopar.cost_models.move_seconds import move_seconds
 from autopar.errors import ConfigurationError
 from autopar.hardware.cluster import Cluster, MixedCluster
@@ -27,6 +29,7 @@ from autopar.layouts.block_moves import (
     rank_moves,
 )
 from autopar.layouts.index_blocks import Block, whole_block
+from autopar.plans.plan_value import HOST
 from autopar.runtime.parameters import held_runs, local_tensor
 from autopar.runtime.process_groups import rank
 
@@ -114,6 +117,9 @@ def block_held(tensor: torch.Tensor) -> Block:
     return tuple(tuple((run.start, run.length) for run in runs) for runs in dims)
 
 
+_OTHERWISE = "autopar.save, compile under the other plan, and autopar.load"
+
+
 def check_movable(tensor: torch.Tensor, what: str) -> None:
     """Raises ConfigurationError for a tensor of which no part can be sent by itself."""
     local = local_tensor(tensor)
@@ -121,6 +127,29 @@ def check_movable(tensor: torch.Tensor, what: str) -> None:
     if partial_sums or type(local) not in (torch.Tensor, nn.Parameter) or local.layout != torch.strided:
         kind = "partial sums" if partial_sums else type(local).__name__
         raise ConfigurationError(
-            f"{what} is kept as {kind}, of which no part can be sent by itself: autopar.save, compile under the other "
-            "plan, and autopar.load"
+            f"{what} is kept as {kind}, of which no part can be sent by itself: {_OTHERWISE}"
+        )
+
+
+def check_of_every_rank(value: Any, what: str) -> None:
+    """Raises ConfigurationError for a value of an optimizer's state that is no DTensor, and may be of a block: each
+    rank is to have one of its own, such as a count of steps."""
+    if any(isinstance(leaf, DTensor) for leaf in tree_leaves(value)):
+        raise ConfigurationError(f"{what} holds DTensors inside of a {type(value).__name__}: {_OTHERWISE}")
+    if isinstance(value, torch.Tensor) and value.numel() > 1:
+        raise ConfigurationError(
+            f"{what} is a plain tensor of shape {tuple(value.shape)}, which does not say how it lies across ranks: make "
+            f"it a DTensor, as torch.zeros_like(parameter) does, or {_OTHERWISE}"
+        )
+
+
+def check_memory(tensor: torch.Tensor, what: str, memory: str, device: torch.device) -> None:
+    """Raises ConfigurationError where a tensor that stays the object that it is would go between host and device.
+
+    memory: of `plan_value.MEMORIES`, behind the move; device: of the rank."""
+    lies, is_to_lie = local_tensor(tensor).device.type, "cpu" if memory == HOST else device.type
+    if lies != is_to_lie:
+        raise ConfigurationError(
+            f"{what} lies on {lies}, and under the other plan on {is_to_lie} (offload=), where no tensor goes and stays "
+            f"the one that it is: {_OTHERWISE}"
         )

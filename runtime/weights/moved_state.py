@@ -12,7 +12,7 @@ parameter that is new to it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -31,6 +31,7 @@ from autopar.runtime.parameters import (
     in_memory,
     local_tensor,
     memory_of,
+    reorder_group,
     set_buffer,
     set_parameter,
     stored_layout,
@@ -38,7 +39,15 @@ from autopar.runtime.parameters import (
 )
 from autopar.runtime.process_groups import ProcessGroups
 from autopar.runtime.step.emitted_step import Step
-from autopar.runtime.weights.move_schedule import Form, MovedState, block_held, check_movable, schedule
+from autopar.runtime.weights.move_schedule import (
+    Form,
+    MovedState,
+    block_held,
+    check_memory,
+    check_movable,
+    check_of_every_rank,
+    schedule,
+)
 from autopar.runtime.weights.moved_blocks import HeldBlock, move_blocks
 from autopar.runtime.weights.optimizer_draws import share_draws
 from autopar.runtime.weights.replaced_parameters import mark_moved, mark_replaced
@@ -52,6 +61,10 @@ def empty_block(shape: Sequence[int], dtype: torch.dtype, memory: str, groups: P
     return torch.empty(shape, dtype=dtype, device="cpu" if on_host else groups.device, pin_memory=pinned)
 
 
+_Plain: TypeAlias = Mapping[str, tuple[Any, bool]]
+"""Values of the state of a parameter that no plan lays out, on the host, and whether they lay on the device."""
+Carried: TypeAlias = Mapping[str, tuple[int | None, _Plain]]
+"""What a rank knows of the parameters that it holds: their group of the optimizer, and plain values of their state."""
 Make: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """A block as the module holds it."""
 
@@ -101,12 +114,12 @@ class StateMover:
         """Move everything; all ranks call it. Returns what this rank does not hold from now on, by every name, and
         what was done. Raises ConfigurationError, before anything moves, for tensors that do not say how they lie."""
         began = time.perf_counter()
-        tensors = attempt_on_all(lambda: dict(self._tensors()), "what moves")
-        held = gather_from_all({name: (form, self._block_of(tensor)) for name, (form, tensor) in tensors.items()})
+        tensors, blocks_here = attempt_on_all(self._what_is_here, "what moves")
+        held = gather_from_all(blocks_here)
         forms = {name: form for found in held for name, (form, _) in found.items()}
-        mine = {name: block for name, form in forms.items() if (block := self._wanted(name, form)) is not None}
+        mine = attempt_on_all(lambda: self._all_wanted(forms), "where it goes")
         wanted = gather_from_all(mine)
-        carried = gather_from_all(self._carried()) if self._changes_hands else []
+        carried = gather_from_all(self._carried()) if hands_change([*held, *wanted]) else []
         per_node = None if cluster is None or isinstance(cluster, MixedCluster) else cluster.devices_per_node
         found = attempt_on_all(lambda: schedule(held, wanted, per_node), "the schedule of moves")
         blocks = {
@@ -121,19 +134,30 @@ class StateMover:
 
     # what there is
 
+    def _what_is_here(self) -> tuple[dict[str, tuple[Form, torch.Tensor]], dict[str, tuple[Form, Block]]]:
+        """(tensors, blocks), by name."""
+        tensors = dict(self._tensors())
+        return tensors, {name: (form, self._block_of(tensor)) for name, (form, tensor) in tensors.items()}
+
     def _tensors(self) -> Iterator[tuple[str, tuple[Form, torch.Tensor]]]:
         for name, (parameter, _) in self._held.items():
             yield _PARAMETER + name, self._tensor(parameter, name, name)
             if parameter.grad is not None:
                 yield _GRADIENT + name, self._tensor(parameter.grad, name, f"the gradient of {name}")
             for key, value in self._states(parameter).items():
+                what = f"{key} of {name} in the optimizer"
                 if isinstance(value, DTensor):
-                    yield f"{_STATE}{key} {name}", self._tensor(value, name, f"{key} of {name} in the optimizer")
+                    yield f"{_STATE}{key} {name}", self._tensor(value, name, what)
+                elif not self._after.groups.is_alone:
+                    check_of_every_rank(value, what)
         for name, buffer in self._model.named_buffers():
             yield _BUFFER + name, self._tensor(buffer, "", f"buffer {name}")
 
     def _tensor(self, tensor: torch.Tensor, owner: str, what: str) -> tuple[Form, torch.Tensor]:
         check_movable(tensor, what)
+        if owner and self._is_here(owner):
+            memory = memory_of(self._known[owner].names, self._after.own_plan.parameters)
+            check_memory(tensor, what, memory, self._after.groups.device)
         return Form(shape=tuple(tensor.shape), dtype=tensor.dtype, owner=owner), tensor
 
     def _block_of(self, tensor: torch.Tensor) -> Block:
@@ -150,11 +174,6 @@ class StateMover:
 
     # how it is to lie
 
-    @property
-    def _changes_hands(self) -> bool:
-        """Whether ranks may get parameters that they do not have."""
-        return bool(self._absent) or self._after.plan.in_stages
-
     def _is_here(self, owner: str) -> bool:
         return self._after.stage_parameters.absent.isdisjoint(self._known[owner].names)
 
@@ -168,6 +187,9 @@ class StateMover:
         if form.shape != known.shape:  # a part of its state that is no block of it, such as sums of rows
             return replicated(axes), memory
         return stored_layout(known.names, plan.parameters, self._after.groups.mesh), memory
+
+    def _all_wanted(self, forms: Mapping[str, Form]) -> dict[str, Block]:
+        return {name: block for name, form in forms.items() if (block := self._wanted(name, form)) is not None}
 
     def _wanted(self, name: str, form: Form) -> Block | None:
         if form.owner and not self._is_here(form.owner):
@@ -191,7 +213,8 @@ class StateMover:
         self, name: str, form: Form, tensor: torch.Tensor | None, make: Make
     ) -> Callable[[torch.Tensor | None], None]:
         if not form.owner:
-            return partial(self._take_buffer, name.removeprefix(_BUFFER), make)
+            assert tensor is not None
+            return partial(self._take_buffer, tensor, make)
         if not self._is_here(form.owner):
             return lambda _: self._leave(name, form.owner)
         if form.owner not in self._held:
@@ -204,9 +227,14 @@ class StateMover:
             return partial(self._take_state, name, parameter, make)
         return lambda block: None if block is None else lay_anew(tensor, make(block))
 
-    def _take_buffer(self, name: str, make: Make, block: torch.Tensor | None) -> None:
+    def _take_buffer(self, tensor: torch.Tensor, make: Make, block: torch.Tensor | None) -> None:
+        """One that is whole before and behind is not touched."""
         assert block is not None
-        set_buffer(self._model, name, _plain_where_whole(make(block)))
+        laid = _plain_where_whole(make(block))
+        if isinstance(tensor, DTensor) or isinstance(laid, DTensor):
+            names = [name for name, each in self._model.named_buffers(remove_duplicate=False) if each is tensor]
+            for name in names:
+                set_buffer(self._model, name, laid)
 
     def _take_state(
         self, name: str, parameter: nn.Parameter, make: Make, block: torch.Tensor | None
@@ -235,34 +263,46 @@ class StateMover:
 
     # behind the moves
 
-    def _carried(self) -> dict[str, tuple[int | None, dict[str, Any]]]:
-        """Of every parameter here: its group of the optimizer, and the values of its state that no plan lays out."""
+    def _carried(self) -> Carried:
+        """What this rank knows of its parameters."""
         if self._optimizer is None:
             return {}
         groups = {id(p): index for index, group in enumerate(self._optimizer.param_groups) for p in group["params"]}
         return {
             name: (
                 groups.get(id(parameter)),
-                {key: value for key, value in self._states(parameter).items() if not isinstance(value, DTensor)},
+                {
+                    key: _on_the_way(value)
+                    for key, value in self._states(parameter).items()
+                    if not isinstance(value, DTensor)
+                },
             )
             for name, (parameter, _) in self._held.items()
         }
 
-    def _settle(self, carried: Sequence[Mapping[str, tuple[int | None, dict[str, Any]]]]) -> dict[str, nn.Parameter]:
+    def _settle(self, carried: Sequence[Carried]) -> dict[str, nn.Parameter]:
         """Parameters that came; returns what this rank does not hold from now on."""
         told = {name: found for each in reversed(carried) for name, found in each.items()}
         in_order = [name for name in self._known if name in self._arrivals]
         for name in in_order:
             self._bring_in(self._arrivals[name], *told.get(name, (None, {})))
+        if carried and self._optimizer is not None:
+            self._order_groups(self._optimizer)
         mark_parameters(self._model, self._after)
-        mark_moved(self._model.parameters())
+        mark_moved(self._model.parameters(), self._optimizer, hands_changed=bool(carried))
         share_draws([*(parameter for parameter, _ in self._held.values()), *self._model.parameters()])
         absent: dict[str, nn.Parameter] = {}
         for name, known in self._known.items():
             if not self._is_here(name):
-                empty = self._absent.get(name) or self._empty(name)
-                absent |= dict.fromkeys(known.names, empty)
+                absent |= dict.fromkeys(known.names, self._absent[name] if name in self._absent else self._empty(name))
         return absent
+
+    def _order_groups(self, optimizer: torch.optim.Optimizer) -> None:
+        """Groups in the order of the model, on every rank: who goes through them by collectives meets the others."""
+        order = {id(parameter): at for at, parameter in enumerate(self._model.parameters())}
+        for group in optimizer.param_groups:
+            places = [order.get(id(parameter), len(order)) for parameter in group["params"]]
+            reorder_group(group, sorted(range(len(places)), key=places.__getitem__))
 
     def _empty(self, owner: str) -> nn.Parameter:
         known = self._known[owner]
@@ -278,12 +318,9 @@ class StateMover:
         if self._optimizer is not None:
             self._optimizer.state.pop(parameter, None)
             for group in self._optimizer.param_groups:
-                kept = [at for at, each in enumerate(group["params"]) if each is not parameter]
-                for entry in ("params", "param_names"):
-                    if entry in group:
-                        group[entry] = [group[entry][at] for at in kept]
+                reorder_group(group, [at for at, each in enumerate(group["params"]) if each is not parameter])
 
-    def _bring_in(self, arrival: _Arrival, group: int | None, values: Mapping[str, Any]) -> None:
+    def _bring_in(self, arrival: _Arrival, group: int | None, values: _Plain) -> None:
         assert arrival.block is not None
         parameter = nn.Parameter(arrival.block, requires_grad=arrival.requires_grad)
         parameter.grad = arrival.gradient
@@ -296,7 +333,20 @@ class StateMover:
         if "param_names" in into:
             into["param_names"].append(arrival.names[0])
         if arrival.states or values:
-            self._optimizer.state[parameter] = {**values, **arrival.states}
+            device = self._after.groups.device
+            own = {key: value.to(device) if on_device else value for key, (value, on_device) in values.items()}
+            self._optimizer.state[parameter] = {**own, **arrival.states}
+
+
+def hands_change(ranks: Sequence[Iterable[str]]) -> bool:
+    """Whether ranks do not all hold the same parameters. ranks: names of what each holds before, and behind."""
+    held = [{name for name in names if name.startswith(_PARAMETER)} for names in ranks]
+    return any(each != held[0] for each in held)
+
+
+def _on_the_way(value: Any) -> tuple[Any, bool]:
+    on_device = isinstance(value, torch.Tensor) and value.device.type != "cpu"
+    return (value.cpu() if on_device else value), on_device
 
 
 def _known_parameters(model: nn.Module, absent: Mapping[str, nn.Parameter]) -> dict[str, _Known]:

@@ -21,7 +21,8 @@ from autopar.errors import ConfigurationError
 from autopar.runtime.guards.unfit_optimizers import refuse_unfit
 
 _MARK = "autopar_replaced"
-_MOVED = "autopar_moved"
+_MOVED = "autopar_changes_of_hands"
+"""On parameters that moved, how often ranks got or lost some of their module; on optimizers, how often they knew of."""
 
 
 class ReplacedParameter(nn.Parameter):
@@ -60,6 +61,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Before every step of every optimizer. Raises ConfigurationError where its parameters are not those of the module,
     or not such that it can step."""
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    _refuse_without_arrivals(optimizer, held)
     _refuse_replaced(optimizer, held)
     _refuse_left_behind(optimizer, held)
     refuse_unfit(optimizer, held)
@@ -75,11 +77,29 @@ def _refuse_replaced(optimizer: torch.optim.Optimizer, held: list[torch.Tensor])
         )
 
 
-def mark_moved(parameters: Iterable[nn.Parameter]) -> None:
-    """Note on parameters that they lie otherwise than before."""
-    for parameter in parameters:
-        setattr(parameter, _MOVED, True)
+def mark_moved(
+    parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer | None, *, hands_changed: bool
+) -> None:
+    """Note on parameters that they lie otherwise than before, and on the optimizer that went along, if any, that it
+    knows. hands_changed: whether ranks got parameters that they did not have, or lost some."""
+    held = list(parameters)
+    changes = max((getattr(each, _MOVED, 0) for each in held), default=0) + hands_changed
+    for each in held:
+        setattr(each, _MOVED, changes)
+    if optimizer is not None:
+        setattr(optimizer, _MOVED, changes)
     _watch_optimizers()
+
+
+def _refuse_without_arrivals(optimizer: torch.optim.Optimizer, held: list[torch.Tensor]) -> None:
+    """An optimizer that stepped before parameters came to this rank, and was not handed over, does not train them."""
+    changes = max((getattr(each, _MOVED, 0) for each in held), default=0)
+    if optimizer.__dict__.setdefault(_MOVED, changes) < changes:
+        raise ConfigurationError(
+            f"this {type(optimizer).__name__} was not handed over when parameters of the module went to other ranks: it "
+            "does not have those that came here; write module.replan(plan, optimizer), or make a new one from "
+            "module.parameters()"
+        )
 
 
 def _refuse_left_behind(optimizer: torch.optim.Optimizer, held: list[torch.Tensor]) -> None:

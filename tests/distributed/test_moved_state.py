@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -42,9 +43,21 @@ def test_a_plan_for_inference_is_taken_and_left(pool: Pool) -> None:
         assert all(found.values()), found
 
 
-@pytest.mark.exhaustive(sample="other1-first0")
-@pytest.mark.parametrize("first", [{"dp_shard": 4}, {"dp_shard": 2, "tp": 2}, {"tp": 4}])
-@pytest.mark.parametrize("other", [{"tp": 4}, {"dp_shard": 2, "tp": 2}, {"dp_replicate": 4}])
+FIRST = [{"dp_shard": 4}, {"dp_shard": 2, "tp": 2}, {"tp": 4}]
+OTHER = [{"tp": 4}, {"dp_shard": 2, "tp": 2}, {"dp_replicate": 4}]
+
+
+@pytest.mark.exhaustive(sample=["stages", "first0-other1"])
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [
+        pytest.param({"pp": 2, "tp": 2}, {"pp": 2, "dp_shard": 2}, id="stages"),
+        *(
+            pytest.param(first, other, id=f"first{i}-other{j}")
+            for (i, first), (j, other) in itertools.product(enumerate(FIRST), enumerate(OTHER))
+        ),
+    ],
+)
 def test_state_and_gradients_come_back_as_they_were(pool: Pool, first: dict[str, int], other: dict[str, int]) -> None:
     for found in pool.run(JOBS + "there_and_back", first=first, other=other):
         assert all(found.values()), found
@@ -57,11 +70,19 @@ def test_a_block_that_is_copied_wrong_would_be_seen(pool: Pool) -> None:
 
 def test_what_cannot_move_is_refused_with_the_next_step(pool: Pool) -> None:
     for heard in pool.run(JOBS + "refused", world_size=2, dims={"dp_replicate": 2}, other={"tp": 2}):
-        processes, waiting, unchanged, left_behind = heard
+        processes, waiting, unchanged, unknown, left_behind = heard
         assert "the plan is for 4 devices" in processes
         assert "gradients of no_sync() wait for their sum" in waiting
         assert unchanged == "unchanged"
+        assert "average of" in unknown
+        assert "does not say how it lies across ranks" in unknown
         assert "write module.replan(plan, optimizer)" in left_behind
+
+
+def test_an_optimizer_has_its_parameters_in_the_order_of_the_model_behind_stages(pool: Pool) -> None:
+    for found in pool.run(JOBS + "between_hands", world_size=2, stages={"pp": 2}, whole={"tp": 2}):
+        assert found["held"] == found["names"] == found["model"]
+        assert "was not handed over when parameters of the module went to other ranks" in found["heard"]
 
 
 def test_a_state_is_resharded_into_blocks(pool: Pool) -> None:
