@@ -16,6 +16,7 @@ import io
 import os
 import pickle
 import queue
+import signal
 import struct
 import subprocess
 import sys
@@ -109,6 +110,7 @@ class WriterProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **alone},
+            start_new_session=True,  # Ctrl-C is for the rank, also before this process ignores it
         )
         self._pending: Future[str] | None = None
 
@@ -174,7 +176,10 @@ def _got(stream: BinaryIO | Any) -> Any:
 
 
 def serve() -> None:
-    """Do what comes on the standard input, and end with it."""
+    """Do what comes on the standard input, and end with it. A signal that asks all processes of a job to end leaves
+    that to the rank, which may save before it does."""
+    for asked in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(asked, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything prints is no answer
     os.nice(5)
@@ -188,16 +193,11 @@ def serve() -> None:
 
 
 def _listen(requests: queue.Queue[WriteRequest]) -> None:
-    asked = list[str]()
     while True:
         try:
-            request = _got(sys.stdin.buffer)
+            requests.put(_got(sys.stdin.buffer))
         except EOFError:
-            for arena in asked:
-                Path(arena).unlink(missing_ok=True)
             os._exit(0)
-        asked.append(request.arena)
-        requests.put(request)
 
 
 def _end_behind(parent: int) -> None:
@@ -228,7 +228,6 @@ def _write(request: WriteRequest, memory: dict[str, torch.Tensor]) -> None:
         memory[request.arena] = torch.from_file(
             request.arena, shared=True, size=request.arena_bytes, dtype=torch.uint8
         )
-        Path(request.arena).unlink(missing_ok=True)
     staged = _Staged(request, memory[request.arena])
     results = FileSystemWriter(request.data).write_data(request.plan, staged).value()  # type: ignore[arg-type]
     numbers = {item.index: number for number, item in enumerate(request.plan.items)}

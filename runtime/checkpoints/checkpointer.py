@@ -48,7 +48,8 @@ DRAWS = "autopar.draws"
 _LOOKS_EVERY = 0.02
 """Seconds between two looks whether everything is written."""
 LOOK_AHEAD = 0.5
-"""Part of the time left after which ranks look again whether a checkpoint is due: a look is an exchange."""
+"""Part of the time left after which ranks look again whether a checkpoint is due: a look is an exchange. By the mean
+of the steps so far, and never further ahead than so many: the first ones may be queued on a device, and seem short."""
 
 
 class Checkpointer:
@@ -175,8 +176,7 @@ class Checkpointer:
     def _end(self) -> None:
         if self._writer is not None:
             self._writer.end()
-        if self._arena is not None:
-            self._arena.forget_name()
+        self._writer = self._arena = None
 
     def _is_busy(self) -> bool:
         """Whether any rank still writes. Raises ConfigurationError, on every rank, where one failed to."""
@@ -184,7 +184,7 @@ class Checkpointer:
         busy, failures = zip(*gather_from_all((writer.is_busy, writer.failure())), strict=True)
         failed = [f"rank {at}: {why}" for at, why in enumerate(failures) if why]
         if failed:
-            self._begin_anew()
+            self._end()  # it may wait for one that failed, or be gone itself; the next save has another one
             raise ConfigurationError(
                 f"the checkpoint of step {self._pending} was not written to {self._folder} ({'; '.join(failed)}): "
                 "those before it are whole; make room there and go on, or name another folder"
@@ -197,11 +197,6 @@ class Checkpointer:
             self._writer = WriterProcess()
         return self._writer
 
-    def _begin_anew(self) -> None:
-        """Another process that writes: that of now may wait for one that failed, or be gone itself."""
-        self._end()
-        self._writer = self._arena = None
-
     def _time_has_come(self) -> bool:
         """By the clock of rank 0, which also says at which step to look again."""
         is_due, self._look_at = from_first_rank(self._looked, "whether a checkpoint is due")
@@ -211,8 +206,9 @@ class Checkpointer:
         assert self._seconds is not None
         now = time.monotonic()
         left = self._seconds - (now - self._saved_at)
-        per_step = max((now - self._began) / max(self._step - self._first, 1), 1e-6)
-        return left <= 0.0, self._step + max(1, int(LOOK_AHEAD * left / per_step))
+        counted = max(self._step - self._first, 1)
+        per_step = max((now - self._began) / counted, 1e-6)
+        return left <= 0.0, self._step + max(1, min(counted, int(LOOK_AHEAD * left / per_step)))
 
     def _save(self) -> None:
         began = time.perf_counter()
@@ -226,7 +222,7 @@ class Checkpointer:
         folder, data = from_first_rank(lambda: begin_save(self._folder, self._step))
         self._started().write(
             WriteRequest(
-                arena=str(arena.path),
+                arena=arena.path,
                 arena_bytes=arena.nbytes,
                 folder=folder,
                 data=data,

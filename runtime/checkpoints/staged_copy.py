@@ -12,8 +12,8 @@ import math
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,34 +74,33 @@ def planned_save(state: State) -> PlannedSave:
 
 
 class Arena:
-    """Shared memory of the host, as a file without a name once it is mapped on both sides. Raises ConfigurationError
-    where the host does not have it."""
+    """Shared memory of the host without a name: it goes with the last process that maps it, however that ends. path:
+    where another process finds it, while this one runs. Raises ConfigurationError where the host does not have it."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = max(nbytes, _ALIGNED)
-        self.path = self._made()
-        self._memory = torch.from_file(str(self.path), shared=True, size=self.nbytes, dtype=torch.uint8)
+        self._handle = self._made()
+        self.path = f"/proc/{os.getpid()}/fd/{self._handle}"
+        weakref.finalize(self, os.close, self._handle)
+        self._memory = torch.from_file(self.path, shared=True, size=self.nbytes, dtype=torch.uint8)
 
-    def _made(self) -> Path:
+    def _made(self) -> int:
         has_room = _SHARED.is_dir() and shutil.disk_usage(_SHARED).free > self.nbytes
         folder = _SHARED if has_room else Path(tempfile.gettempdir())
         try:
             handle, name = tempfile.mkstemp(prefix="autopar-staged-", dir=folder)
+            os.unlink(name)
             try:
                 os.posix_fallocate(handle, 0, self.nbytes)  # what is not there is an error here, and no signal later
-            finally:
+            except OSError:
                 os.close(handle)
+                raise
         except OSError as error:
             raise ConfigurationError(
                 f"no {self.nbytes:,} bytes in {folder} for the copy that is written in the background "
                 f"({error.strerror or error}): make room, or use autopar.save, which writes from the tensors themselves"
             ) from error
-        return Path(name)
-
-    def forget_name(self) -> None:
-        """Once the writer has mapped it: the memory goes with the last process that does."""
-        with suppress(FileNotFoundError):
-            self.path.unlink()
+        return handle
 
     def fill(self, items: Sequence[WriteItem], planner: DefaultSavePlanner) -> tuple[Place | bytes, ...]:
         """Copy the values of items; returns where they lie, and the bytes of what is no tensor."""

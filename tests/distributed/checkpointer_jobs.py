@@ -77,24 +77,30 @@ def _is_mine(path: Path) -> bool:
 
 @prepared_by(_captured)
 def outlives_its_writer(path: str) -> dict[str, Any]:
-    """The writer of rank 1 is killed in a save: what is heard, what is left, and whether the next save is whole."""
+    """Writers are asked to end, and go on; that of rank 1 is killed in a save: what is heard, what is left, and whether the next save is whole."""
     module, optimizer, _ = _run(11, {"tp": 2})
     with autopar.Checkpointer(path, module, optimizer, every=1) as saver:
         _step(module, optimizer, 0)
         saver.step()
         saver.wait()
         writer = saver._writer.pid
-        if dist.get_rank() == 1:
-            os.kill(writer, signal.SIGSTOP)
+        for asked in (signal.SIGINT, signal.SIGTERM):
+            os.kill(writer, asked)
         _step(module, optimizer, 1)
         saver.step()
+        saver.wait()
+        if dist.get_rank() == 1:
+            os.kill(writer, signal.SIGSTOP)
+        _step(module, optimizer, 2)
+        saver.step()
+        staged = [name.name for name in Path("/dev/shm").glob("autopar-staged-*") if _is_mine(name)]
         if dist.get_rank() == 1:
             os.kill(writer, signal.SIGKILL)
         heard = _heard(saver.wait)
         left = autopar.load(path, module).step
-        _step(module, optimizer, 2)
+        _step(module, optimizer, 3)
         saver.save()
-    return {"heard": heard, "left": left, "then": autopar.load(path, module).step}
+    return {"heard": heard, "left": left, "then": autopar.load(path, module).step, "named in memory": staged}
 
 
 @prepared_by(_captured)

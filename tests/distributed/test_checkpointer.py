@@ -29,9 +29,10 @@ def test_a_run_goes_on_where_the_last_checkpoint_was_taken(pool: Pool, tmp_path:
 
 def test_a_writer_that_is_killed_leaves_the_checkpoint_before_and_is_replaced(pool: Pool, tmp_path: Path) -> None:
     for found in pool.run(JOBS + "outlives_its_writer", world_size=2, path=str(tmp_path / "run")):
-        assert "the checkpoint of step 2 was not written" in found["heard"]
+        assert "the checkpoint of step 3 was not written" in found["heard"]
         assert "rank 1: the process that writes has ended" in found["heard"]
-        assert (found["left"], found["then"]) == (1, 2)
+        assert (found["left"], found["then"]) == (2, 3)
+        assert found["named in memory"] == []
 
 
 def test_a_job_that_is_killed_in_a_save_goes_on_from_the_last_whole_one(tmp_path: Path) -> None:
