@@ -14,8 +14,8 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -393,13 +393,15 @@ class Journey:
     """From a module to the function that this rank runs: for the first inputs, and again for those of another shape.
 
     given: the plan to run under, where the user has one, or moved to one; captures, kept: those of the
-    module so far; replays: whether graphs are recorded."""
+    module so far; replays: whether graphs are recorded; processes: of the plans so far, so that a module which goes to
+    and fro makes no communicators anew."""
 
     request: Request
     given: Plan | None
     captures: Captures
     kept: KeptPlans
     replays: Replays | None = None
+    processes: dict[Hashable, ProcessGroups] = field(default_factory=dict)
 
     def step(
         self,
@@ -425,7 +427,7 @@ class Journey:
         if lowered is None:
             lowered = self._planned(captured, pinned)
             self.kept.keep(captured.program, lowered)
-        processes = groups or processes_of(lowered.plan, _device_type(model))
+        processes = groups or self._processes_of(lowered.plan, _device_type(model))
         with phase("emit", logging.INFO):
             step = emit_step(lowered, processes)
         return step if self.replays is None else self.replays.of(step)
@@ -462,10 +464,19 @@ class Journey:
         agree_on_fingerprint(fingerprint(captured.program))
         lowered = other._planned(captured, None)
         other.kept.keep(captured.program, lowered)
-        processes = processes_of(lowered.plan, first.groups.device.type)
+        processes = self._processes_of(lowered.plan, first.groups.device.type)
         with phase("emit", logging.INFO):
             step = emit_step(lowered, processes)
         return other, step if self.replays is None else self.replays.of(step)
+
+    def _processes_of(self, plan: Plan, device_type: str) -> ProcessGroups:
+        """All ranks went through the same plans: where one has them, all do."""
+        groups = tuple((group.first_rank, group.shape) for group in plan.rank_groups)
+        stages = (plan.layout_mesh.axis_names, groups) if plan.in_stages else None
+        key = (device_type, stages or plan.mesh)
+        if key not in self.processes:
+            self.processes[key] = processes_of(plan, device_type)
+        return self.processes[key]
 
     def _under_kept_plan(self, captured: CapturedModel) -> LoweredStep | None:
         """The step under the plan of another size, where there is one that holds on all ranks."""

@@ -126,9 +126,7 @@ def check_movable(tensor: torch.Tensor, what: str) -> None:
     partial_sums = isinstance(tensor, DTensor) and any(placed.is_partial() for placed in tensor.placements)
     if partial_sums or type(local) not in (torch.Tensor, nn.Parameter) or local.layout != torch.strided:
         kind = "partial sums" if partial_sums else type(local).__name__
-        raise ConfigurationError(
-            f"{what} is kept as {kind}, of which no part can be sent by itself: {_OTHERWISE}"
-        )
+        raise ConfigurationError(f"{what} is kept as {kind}, of which no part can be sent by itself: {_OTHERWISE}")
 
 
 def check_of_every_rank(value: Any, what: str) -> None:
@@ -138,8 +136,8 @@ def check_of_every_rank(value: Any, what: str) -> None:
         raise ConfigurationError(f"{what} holds DTensors inside of a {type(value).__name__}: {_OTHERWISE}")
     if isinstance(value, torch.Tensor) and value.numel() > 1:
         raise ConfigurationError(
-            f"{what} is a plain tensor of shape {tuple(value.shape)}, which does not say how it lies across ranks: make "
-            f"it a DTensor, as torch.zeros_like(parameter) does, or {_OTHERWISE}"
+            f"{what} is a plain tensor of shape {tuple(value.shape)}, which does not say how it lies across ranks: "
+            f"make it a DTensor, as torch.zeros_like(parameter) does, or {_OTHERWISE}"
         )
 
 
@@ -150,6 +148,6 @@ def check_memory(tensor: torch.Tensor, what: str, memory: str, device: torch.dev
     lies, is_to_lie = local_tensor(tensor).device.type, "cpu" if memory == HOST else device.type
     if lies != is_to_lie:
         raise ConfigurationError(
-            f"{what} lies on {lies}, and under the other plan on {is_to_lie} (offload=), where no tensor goes and stays "
-            f"the one that it is: {_OTHERWISE}"
+            f"{what} lies on {lies}, and under the other plan on {is_to_lie} (offload=), where no tensor goes and "
+            f"stays the one that it is: {_OTHERWISE}"
         )

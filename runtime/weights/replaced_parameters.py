@@ -96,8 +96,8 @@ def _refuse_without_arrivals(optimizer: torch.optim.Optimizer, held: list[torch.
     changes = max((getattr(each, _MOVED, 0) for each in held), default=0)
     if optimizer.__dict__.setdefault(_MOVED, changes) < changes:
         raise ConfigurationError(
-            f"this {type(optimizer).__name__} was not handed over when parameters of the module went to other ranks: it "
-            "does not have those that came here; write module.replan(plan, optimizer), or make a new one from "
+            f"this {type(optimizer).__name__} was not handed over when parameters of the module went to other ranks: "
+            "it does not have those that came here; write module.replan(plan, optimizer), or make a new one from "
             "module.parameters()"
         )
 

@@ -77,7 +77,8 @@ def _is_mine(path: Path) -> bool:
 
 @prepared_by(_captured)
 def outlives_its_writer(path: str) -> dict[str, Any]:
-    """Writers are asked to end, and go on; that of rank 1 is killed in a save: what is heard, what is left, and whether the next save is whole."""
+    """Writers are asked to end, and go on; that of rank 1 is killed in a save: what is heard, what is left, and whether
+    the next save is whole."""
     module, optimizer, _ = _run(11, {"tp": 2})
     with autopar.Checkpointer(path, module, optimizer, every=1) as saver:
         _step(module, optimizer, 0)

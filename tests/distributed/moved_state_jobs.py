@@ -181,7 +181,7 @@ def infers_in_between(dims: dict[str, int], inference: dict[str, int]) -> dict[s
     module, optimizer = runs[0]
     model = tied_model(dropout=0.2).eval()
     plan = compile_once("tied model", model, tokens(0), dims=inference).plan
-    before, calls = module.plan, module.calls
+    before, calls, groups = module.plan, module.calls, module._first.groups
     module.eval()
     here = module(**tokens(3))["logits"]
     module.replan(plan, optimizer)
@@ -194,6 +194,7 @@ def infers_in_between(dims: dict[str, int], inference: dict[str, int]) -> dict[s
     losses = [_step(*run, 1) for run in runs]
     return {
         "forward only": is_forward_only,
+        "same processes": module._first.groups is groups,
         "logits": same_logits,
         "goes on": losses[0] == losses[1] and _bits(*runs[0]) == _bits(*runs[1]),
     }

@@ -83,6 +83,7 @@ def brute_force_bytes(moving: dict[str, MovingTensor]) -> int:
     )
 
 
+@pytest.mark.exhaustive(every=7)
 @pytest.mark.parametrize(("before", "after"), itertools.product(PLANS, PLANS))
 def test_every_rank_gets_what_it_lacks_once_from_who_has_it(before: str, after: str) -> None:
     moving = tensors(before, after)

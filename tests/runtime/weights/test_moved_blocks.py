@@ -134,6 +134,7 @@ def differing(ranks: list[Held], after: str) -> list[tuple[str, int]]:
     ]
 
 
+@pytest.mark.exhaustive(every=7)
 @pytest.mark.parametrize(("before", "after"), itertools.product(PLANS, PLANS))
 def test_all_ranks_hold_what_the_other_layout_says(before: str, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks, parts, sent = moved(before, after, monkeypatch)
