@@ -100,18 +100,25 @@ class _Written:
 
 
 class WriterProcess:
-    """See the module docstring. It starts at once, and is ready when torch is loaded there."""
+    """See the module docstring. It starts at once, and is ready when torch is loaded there. Raises ConfigurationError
+    where the system starts none."""
 
     def __init__(self) -> None:
         path = os.pathsep.join(filter(None, sys.path))
         alone = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **alone},
-            start_new_session=True,  # Ctrl-C is for the rank, also before this process ignores it
-        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **alone},
+                start_new_session=True,  # Ctrl-C is for the rank, also before this process ignores it
+            )
+        except OSError as error:
+            raise ConfigurationError(
+                f"no process can be started that writes checkpoints in the background ({error.strerror or error}): "
+                "raise the limits on processes and memory, or use autopar.save"
+            ) from error
         self._pending: Future[str] | None = None
 
     @property

@@ -134,7 +134,8 @@ class Checkpointer:
         """Count a step, and save where it is time to; whether a save began. Where the one before is still being
         written, this one waits for the next step that finds it done.
 
-        Raises ConfigurationError, on every rank, where a checkpoint could not be written; those before it are whole."""
+        Raises ConfigurationError, on every rank, in a step that is due, where the checkpoint before could not be
+        written; those before it are whole."""
         self._step += 1
         self._started()
         if self._steps is not None:
@@ -192,9 +193,10 @@ class Checkpointer:
         return any(busy)
 
     def _started(self) -> WriterProcess:
-        """The process that writes, from the first step on: it takes seconds to start."""
+        """The process that writes, from the first step on: it takes seconds to start. Raises ConfigurationError, on
+        every rank, where one cannot start it."""
         if self._writer is None:
-            self._writer = WriterProcess()
+            self._writer = attempt_on_all(WriterProcess, "the process that writes")
         return self._writer
 
     def _time_has_come(self) -> bool:
@@ -220,6 +222,7 @@ class Checkpointer:
         arena = attempt_on_all(lambda: self._arena_of(staged_bytes(items)), "memory for the copy")
         places = attempt_on_all(lambda: arena.fill(items, planned.planner), "the copy to the host")
         folder, data = from_first_rank(lambda: begin_save(self._folder, self._step))
+        commit = attempt_on_all(lambda: self._commit(snapshot, planned, data) if rank() == 0 else None, "the manifest")
         self._started().write(
             WriteRequest(
                 arena=arena.path,
@@ -229,7 +232,7 @@ class Checkpointer:
                 rank=rank(),
                 plan=planned.mine,
                 places=places,
-                commit=self._commit(snapshot, planned, data) if rank() == 0 else None,
+                commit=commit,
             )
         )
         self._pending, self._saved_at = self._step, time.monotonic()

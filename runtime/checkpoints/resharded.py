@@ -22,7 +22,7 @@ from autopar.layouts.index_blocks import Block, block_of
 from autopar.layouts.placement import Layout, Mesh, is_legal, replicated
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.collectives.progress import HERE
-from autopar.runtime.consensus import attempt_on_all, gather_from_all
+from autopar.runtime.consensus import agree_on_plan, attempt_on_all, gather_from_all
 from autopar.runtime.parameters import local_tensor
 from autopar.runtime.process_groups import rank, world_size
 from autopar.runtime.weights.move_schedule import Form, Schedule, block_held, check_movable, schedule
@@ -41,7 +41,8 @@ def reshard(
     takes: the names that this rank is to hold, where `to_plan` has stages; default: all.
 
     Raises ConfigurationError on every rank, before anything is sent: for ranks that are not there, names without a
-    place, and plans that place experts, whose layouts follow from the program (`ParallelModule.replan`).
+    place, and plans that place experts, whose layouts follow from the program (`ParallelModule.replan`); and
+    RankMismatchError where ranks name different plans.
     """
     with HERE.inside("reshard"):
         found, blocks, plain = _scheduled(state, from_plan, to_plan, takes)
@@ -56,9 +57,10 @@ def _scheduled(
 ) -> tuple[Schedule, dict[str, Form], dict[str, Any]]:
     """(who sends what, the tensors that this rank has or gets, the plain data that it gets)."""
     attempt_on_all(lambda: _check(state, from_plan, to_plan, takes), "what is resharded")
+    for plan in (from_plan, to_plan):
+        agree_on_plan(plan)
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    forms_here = attempt_on_all(lambda: _forms(tensors, to_plan), "what is resharded")
-    held = gather_from_all({name: (form, block_held(tensors[name])) for name, form in forms_here.items()})
+    held = gather_from_all(attempt_on_all(lambda: _held(tensors, to_plan), "what is resharded"))
     rest = gather_from_all({name: value for name, value in state.items() if name not in tensors})
     forms = {name: form for found in reversed(held) for name, (form, _) in found.items()}
     takes_part = rank() < to_plan.num_ranks
@@ -94,14 +96,14 @@ def _check(state: Mapping[str, Any], from_plan: Plan, to_plan: Plan, takes: Coll
         )
 
 
-def _forms(tensors: Mapping[str, torch.Tensor], plan: Plan) -> dict[str, Form]:
+def _held(tensors: Mapping[str, torch.Tensor], plan: Plan) -> dict[str, tuple[Form, Block]]:
     """Names of tied parameters have one owner: that of one of them which the plan knows."""
     owners: dict[int, str] = {}
     for name, tensor in tensors.items():
         check_movable(tensor, f"reshard: {name}")
         owners[id(tensor)] = owners.get(id(tensor)) or _owner(name, plan)
     return {
-        name: Form(shape=tuple(tensor.shape), dtype=tensor.dtype, owner=owners[id(tensor)])
+        name: (Form(shape=tuple(tensor.shape), dtype=tensor.dtype, owner=owners[id(tensor)]), block_held(tensor))
         for name, tensor in tensors.items()
     }
 

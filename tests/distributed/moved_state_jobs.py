@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -132,12 +133,13 @@ def refused(dims: dict[str, int], other: dict[str, int]) -> list[str]:
 
 @prepared_by(_captured)
 def between_hands(stages: dict[str, int], whole: dict[str, int]) -> dict[str, Any]:
-    """The parameters of an optimizer that goes from stages to ranks that have all of them, as its group names and holds
-    them, and what is heard of it where it did not go back along."""
+    """The parameters of an optimizer that goes from stages to stages, and to ranks that have all of them, as its group
+    names and holds them, and what is heard of it where it did not go back along."""
     module, _ = _run(stages)
     optimizer = torch.optim.SGD(list(module.named_parameters()), lr=0.1)
     plan, before = _run(whole, seed=5)[0].plan, module.plan
     _step(module, optimizer, 0)
+    module.replan(before, optimizer)
     module.replan(plan, optimizer)
     (group,) = optimizer.param_groups
     named = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -173,6 +175,14 @@ def resharded(dims: dict[str, int], other: dict[str, int]) -> list[str]:
 
 
 @prepared_by(_captured)
+def resharded_by_two_plans(dims: dict[str, int], other: dict[str, int]) -> str:
+    """What is heard where ranks name different plans."""
+    module, plan = _run(dims)[0], _run(other, seed=5)[0].plan
+    to = plan if dist.get_rank() else module.plan
+    return _heard(lambda: autopar.reshard(dict(module.named_parameters()), module.plan, to))
+
+
+@prepared_by(_captured)
 def infers_in_between(dims: dict[str, int], inference: dict[str, int]) -> dict[str, bool]:
     """Train, go to a plan of a forward pass alone, evaluate there as here, and train on as a run that did not."""
     runs = [_run(dims) for _ in range(2)]
@@ -198,3 +208,75 @@ def infers_in_between(dims: dict[str, int], inference: dict[str, int]) -> dict[s
         "logits": same_logits,
         "goes on": losses[0] == losses[1] and _bits(*runs[0]) == _bits(*runs[1]),
     }
+
+
+@prepared_by(_captured)
+def grows_and_shrinks(path: str, small: dict[str, int], large: dict[str, int]) -> dict[str, list[bool]]:
+    """A run of two ranks goes on with four and again with two, by `autopar.reshard` and what torch has; each must equal
+    a run that loads the checkpoint from before, bit by bit, behind another step, too."""
+    rank = dist.get_rank()
+    _processes(rank, f"{path}-1", 2)
+    module, optimizer, state, plans = None, None, {}, [b""]
+    if rank < 2:
+        module, optimizer = _run(small)
+        _step(module, optimizer, 0)
+        autopar.save(f"{path}-small", module, optimizer)
+        state, plans = _by_name(module, optimizer), [module.plan.to_json()]
+    _processes(rank, f"{path}-2", 4)
+    dist.broadcast_object_list(plans, src=0)
+    few = autopar.Plan.from_json(plans[0])
+    grown = _run(large, seed=5)
+    _put(*grown, autopar.reshard(state, few, grown[0].plan))
+    found = {"grown": _as_loaded(f"{path}-small", grown, _run(large, seed=7))}
+    _step(*grown, 1)
+    autopar.save(f"{path}-large", *grown)
+    blocks = autopar.reshard(_by_name(*grown), grown[0].plan, few)
+    _processes(rank, f"{path}-3", 2)
+    if rank < 2:
+        shrunk = _run(small, seed=5)
+        _put(*shrunk, blocks)
+        found["shrunk"] = _as_loaded(f"{path}-large", shrunk, _run(small, seed=7))
+    _processes(rank, f"{path}-4", 4)
+    return found
+
+
+def _processes(rank: int, store: str, count: int) -> None:
+    """From now on the first so many ranks are the job."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if rank < count:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=count, timeout=timedelta(seconds=60)
+        )
+
+
+def _by_name(module: Any, optimizer: Any) -> dict[str, Any]:
+    parameters = dict(module.named_parameters())
+    states = {
+        f"{key} of.{name}": value for name, p in parameters.items() for key, value in optimizer.state[p].items()
+    }
+    return {**parameters, **states}
+
+
+def _put(module: Any, optimizer: Any, blocks: dict[str, Any]) -> None:
+    """Blocks into the parameters of a module and the states of its optimizer."""
+    for name, parameter in module.named_parameters():
+        local_tensor(parameter.detach()).copy_(blocks[name])
+        found = {key.partition(" ")[0]: block for key, block in blocks.items() if key.endswith(f" of.{name}")}
+        optimizer.state[parameter] = {
+            key: block if key == "step" else _beside(parameter, block) for key, block in found.items()
+        }
+
+
+def _beside(parameter: Any, block: torch.Tensor) -> torch.Tensor:
+    return DTensor.from_local(
+        block, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape,
+        stride=parameter.stride(),
+    )  # fmt: skip
+
+
+def _as_loaded(path: str, run: tuple[Any, Any], other: tuple[Any, Any]) -> list[bool]:
+    autopar.load(path, *other)
+    run[0].base_seed, run[0].calls = other[0].base_seed, other[0].calls
+    same = [_bits(*run) == _bits(*other)]
+    return [*same, _step(*run, 3) == _step(*other, 3), _bits(*run) == _bits(*other)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 
 import pytest
@@ -47,11 +48,12 @@ FIRST = [{"dp_shard": 4}, {"dp_shard": 2, "tp": 2}, {"tp": 4}]
 OTHER = [{"tp": 4}, {"dp_shard": 2, "tp": 2}, {"dp_replicate": 4}]
 
 
-@pytest.mark.exhaustive(sample="stages")
+@pytest.mark.exhaustive(sample="two-stages")
 @pytest.mark.parametrize(
     ("first", "other"),
     [
-        pytest.param({"pp": 2, "tp": 2}, {"pp": 2, "dp_shard": 2}, id="stages"),
+        pytest.param({"pp": 2}, {"tp": 2}, id="two-stages"),
+        pytest.param({"pp": 2, "tp": 2}, {"pp": 2, "dp_shard": 2}, id="between-stages"),
         *(
             pytest.param(first, other, id=f"first{i}-other{j}")
             for (i, first), (j, other) in itertools.product(enumerate(FIRST), enumerate(OTHER))
@@ -59,7 +61,8 @@ OTHER = [{"tp": 4}, {"dp_shard": 2, "tp": 2}, {"dp_replicate": 4}]
     ],
 )
 def test_state_and_gradients_come_back_as_they_were(pool: Pool, first: dict[str, int], other: dict[str, int]) -> None:
-    for found in pool.run(JOBS + "there_and_back", first=first, other=other):
+    processes = math.prod(first.values())
+    for found in pool.run(JOBS + "there_and_back", world_size=processes, first=first, other=other):
         assert all(found.values()), found
 
 
@@ -87,3 +90,20 @@ def test_an_optimizer_has_its_parameters_in_the_order_of_the_model_behind_stages
 
 def test_a_state_is_resharded_into_blocks(pool: Pool) -> None:
     assert pool.run(JOBS + "resharded", dims={"dp_shard": 2, "tp": 2}, other={"tp": 4}) == [[]] * 4
+
+
+def test_ranks_that_name_different_plans_hear_so(pool: Pool) -> None:
+    heard = pool.run(JOBS + "resharded_by_two_plans", world_size=2, dims={"dp_shard": 2}, other={"tp": 2})
+    assert all("were given another plan than the others" in each for each in heard)
+
+
+@pytest.mark.exhaustive(sample="small0")
+@pytest.mark.parametrize(
+    ("small", "large"), [({"dp_shard": 2}, {"dp_shard": 2, "tp": 2}), ({"tp": 2}, {"dp_shard": 4})]
+)
+def test_a_run_goes_on_with_more_processes_and_with_fewer(
+    pool: Pool, tmp_path: Path, small: dict[str, int], large: dict[str, int]
+) -> None:
+    found = pool.run(JOBS + "grows_and_shrinks", path=str(tmp_path / "run"), small=small, large=large)
+    assert [list(each) for each in found] == [["grown", "shrunk"]] * 2 + [["grown"]] * 2
+    assert all(all(same) for each in found for same in each.values()), found

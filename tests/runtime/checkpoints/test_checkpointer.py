@@ -12,6 +12,7 @@ import autopar
 from autopar.errors import ConfigurationError
 from autopar.runtime.checkpoints import checkpointer
 from autopar.runtime.checkpoints.checkpointer import Checkpointer
+from autopar.runtime.checkpoints.staged_copy import Arena
 from tests.runtime.checkpoints.small_runs import compiled
 
 
@@ -108,3 +109,21 @@ def test_what_was_not_written_is_an_error_of_the_next_one(tmp_path: Path, clock:
 def test_what_is_no_interval_is_refused(tmp_path: Path, every: Any) -> None:
     with pytest.raises(ConfigurationError, match="is no interval: write a number of steps, or a time"):
         saver_of(tmp_path / "run", every)
+
+
+def test_a_system_that_starts_no_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", str(tmp_path / "none"))
+    with pytest.raises(ConfigurationError, match=r"no process can be started .*No such file.*or use autopar\.save"):
+        saver_of(tmp_path / "run", 1).step()
+
+
+def test_memory_of_the_copy_has_no_name_and_goes_with_who_maps_it() -> None:
+    arena = Arena(1 << 16)
+    found = torch.from_file(arena.path, shared=True, size=arena.nbytes, dtype=torch.uint8)
+    torch.from_file(arena.path, shared=True, size=arena.nbytes, dtype=torch.uint8).fill_(7)
+    assert found.eq(7).all()
+    assert Path(arena.path).resolve().name.endswith("(deleted)")
+    path = arena.path
+    del arena
+    assert not Path(path).exists()
+    assert found.eq(7).all()
