@@ -63,7 +63,7 @@ def goes_on(path: str, dims: list[dict[str, int]]) -> dict[str, Any]:
 @prepared_by(_captured)
 def there_and_back(first: dict[str, int], other: dict[str, int], spoiled: bool = False) -> dict[str, bool]:
     """Whether state and gradients are what they were, bit by bit, behind a move to another plan and back, and whether
-    training goes on as in a run that never moved. spoiled: two messages of equal size are exchanged on the way."""
+    training goes on as in a run that never moved. spoiled: what is copied is copied upside down."""
     plan = _run(other, seed=5)[0].plan
     runs = [_run(first) for _ in range(2)]
     for module, optimizer in runs:
