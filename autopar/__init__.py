@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from autopar.plans.parallel_plan import Plan
     from autopar.rules.registration import register_rule
     from autopar.runtime.checkpoints.checkpoint import load, save
+    from autopar.runtime.checkpoints.checkpointer import Checkpointer
     from autopar.runtime.checkpoints.extra_state import PerDataRank
+    from autopar.runtime.checkpoints.resharded import reshard
     from autopar.runtime.parallel_module import ParallelModule
     from autopar.runtime.step_log import StepLog
     from autopar.runtime.weights.clip_grad import clip_grad_norm_
@@ -41,6 +43,7 @@ __all__ = [
     "AutoparError",
     "BranchError",
     "CaptureError",
+    "Checkpointer",
     "Cluster",
     "ConfigurationError",
     "GradientError",
@@ -64,11 +67,13 @@ __all__ = [
     "load",
     "plan",
     "register_rule",
+    "reshard",
     "save",
     "verify",
 ]
 
 LOADED_LATER = {
+    "Checkpointer": "autopar.runtime.checkpoints.checkpointer",
     "Cluster": "autopar.hardware.cluster",
     "ParallelModule": "autopar.runtime.parallel_module",
     "Partial": "autopar.layouts.placement",
@@ -84,6 +89,7 @@ LOADED_LATER = {
     "load": "autopar.runtime.checkpoints.checkpoint",
     "plan": "autopar.api",
     "register_rule": "autopar.rules.registration",
+    "reshard": "autopar.runtime.checkpoints.resharded",
     "save": "autopar.runtime.checkpoints.checkpoint",
     "verify": "autopar.api",
 }

@@ -255,6 +255,12 @@ def dtensor(local: torch.Tensor, spec: DTensorSpec) -> DTensor:
     return made
 
 
+def storage_info(file: str, offset: int, length: int) -> Any:
+    """What an index of torch.distributed.checkpoint says of where a value lies in a folder. Its module takes long to
+    load, and only who writes checkpoints needs it."""
+    return importlib.import_module("torch.distributed.checkpoint.filesystem")._StorageInfo(file, offset, length)
+
+
 def order_strided_shards(order_of: Callable[[int], Sequence[int] | None]) -> None:
     """From now on a strided shard cuts a dim that was put in an order first, where its split factor is one for which
     `order_of` has one: how DTensor cuts a whole, and puts one together again, follows from that."""
@@ -413,6 +419,7 @@ __all__ = [
     "release_saved_tensors",
     "resolve_group",
     "share_gradient_hooks",
+    "storage_info",
     "storage_references",
     "store_connection",
     "symmetric_memory",

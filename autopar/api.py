@@ -14,8 +14,8 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ from autopar.runtime.guards.heartbeat import heartbeat_seconds, start_heartbeat
 from autopar.runtime.guards.meetings import meet
 from autopar.runtime.launchers import join_launched_job
 from autopar.runtime.parallel_module import OutputMode, ParallelModule
-from autopar.runtime.process_groups import ProcessGroups, StageProcesses, rank, world_size
+from autopar.runtime.process_groups import ProcessGroups, processes_of, rank, world_size
 from autopar.runtime.step.batches import BatchMode
 from autopar.runtime.step.cuda_recorder import CudaRecorder
 from autopar.runtime.step.emitted_step import Step
@@ -392,14 +392,16 @@ def verify(
 class Journey:
     """From a module to the function that this rank runs: for the first inputs, and again for those of another shape.
 
-    given: the plan to run under, where the user has one; captures, kept: those of the module so far; replays: whether
-    graphs are recorded."""
+    given: the plan to run under, where the user has one, or moved to one; captures, kept: those of the
+    module so far; replays: whether graphs are recorded; processes: of the plans so far, so that a module which goes to
+    and fro makes no communicators anew."""
 
     request: Request
     given: Plan | None
     captures: Captures
     kept: KeptPlans
     replays: Replays | None = None
+    processes: dict[Hashable, ProcessGroups] = field(default_factory=dict)
 
     def step(
         self,
@@ -425,10 +427,15 @@ class Journey:
         if lowered is None:
             lowered = self._planned(captured, pinned)
             self.kept.keep(captured.program, lowered)
-        processes = groups or _processes_of(lowered.plan, _device_type(model))
+        processes = groups or self._processes_of(lowered.plan, _device_type(model))
         with phase("emit", logging.INFO):
             step = emit_step(lowered, processes)
         return step if self.replays is None else self.replays.of(step)
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """As of a `StepMaker`."""
+        return self.request.cluster
 
     def again(self, step: Step, edited: Plan) -> Step:
         """As of a `StepMaker`; all ranks call it alike."""
@@ -437,6 +444,39 @@ class Journey:
             found = emit_step(lowered, step.groups)
         self.kept.forget()
         return found if self.replays is None else self.replays.of(found)
+
+    def under(
+        self,
+        plan: Plan | str | Path,
+        first: Step,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        training: bool,
+    ) -> tuple[Journey, Step]:
+        """As of a `StepMaker`; all ranks call it alike."""
+        given = attempt_on_all(lambda: _as_repeatable(_load(plan), self.request.deterministic), "the plan")
+        other = replace(self, given=given, kept=KeptPlans())
+        captured = attempt_on_all(
+            lambda: capture_model(model, args, kwargs, self.request, self.captures, training=training), "the capture"
+        )
+        agree_on_fingerprint(fingerprint(captured.program))
+        lowered = other._planned(captured, None)
+        other.kept.keep(captured.program, lowered)
+        processes = self._processes_of(lowered.plan, first.groups.device.type)
+        with phase("emit", logging.INFO):
+            step = emit_step(lowered, processes)
+        return other, step if self.replays is None else self.replays.of(step)
+
+    def _processes_of(self, plan: Plan, device_type: str) -> ProcessGroups:
+        """All ranks went through the same plans: where one has them, all do."""
+        groups = tuple((group.first_rank, group.shape) for group in plan.rank_groups)
+        stages = (plan.layout_mesh.axis_names, groups) if plan.in_stages else None
+        key = (device_type, stages or plan.mesh)
+        if key not in self.processes:
+            self.processes[key] = processes_of(plan, device_type)
+        return self.processes[key]
 
     def _under_kept_plan(self, captured: CapturedModel) -> LoweredStep | None:
         """The step under the plan of another size, where there is one that holds on all ranks."""
@@ -497,12 +537,6 @@ def _agree_on_rules(chosen: Plan, program: Program) -> None:
     """Take the rules that were discovered for calls of the program: rank 0 proves those it did not find itself."""
     if chosen.discovered:
         take_rules(from_first_rank(lambda: adopt_rules(program, chosen.discovered), "discovered rules"))
-
-
-def _processes_of(chosen: Plan, device_type: str) -> ProcessGroups:
-    if chosen.in_stages:
-        return StageProcesses(chosen, device_type)
-    return ProcessGroups(chosen.mesh, device_type)
 
 
 def _in_parts(program: Program, chosen: Plan, recapture: Recapture) -> MicroProgram | None:

@@ -14,16 +14,15 @@ class does not have is the original's, for reading and for writing. Graphs that 
 from __future__ import annotations
 
 import contextlib
-import copy
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeAlias
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
 
-from autopar._compat import TreeSpec, keep_dynamo_out, tree_leaves
+from autopar._compat import TreeSpec, keep_dynamo_out, tree_leaves, tree_map_only
 from autopar.capture import autocast_state
 from autopar.errors import ConfigurationError
 from autopar.plans.parallel_plan import Plan
@@ -38,8 +37,7 @@ from autopar.runtime.guards.spread_values import read_whole_values
 from autopar.runtime.guards.state_of_calls import StateOfCalls
 from autopar.runtime.guards.strided_chunks import checkpoint_strided_blocks
 from autopar.runtime.module_calls import ModuleCalls
-from autopar.runtime.parameters import set_parameter
-from autopar.runtime.process_groups import ProcessGroups, world_size
+from autopar.runtime.process_groups import world_size
 from autopar.runtime.step import batches
 from autopar.runtime.step.accumulation import HeldGradients
 from autopar.runtime.step.batches import BatchMode, Signature
@@ -49,11 +47,15 @@ from autopar.runtime.step.kept_steps import LEAST_BOUND, KeptSteps, most_graphs
 from autopar.runtime.step.later_backward import RepeatedCall, may_be_trained, with_later_backward
 from autopar.runtime.step.length_hint import LengthHint
 from autopar.runtime.step.repeatable import repeatable
+from autopar.runtime.step.step_maker import StepMaker
 from autopar.runtime.weights.found_weights import FoundWeights
 from autopar.runtime.weights.initial_weights import Sync
+from autopar.runtime.weights.move_schedule import MovedState
 from autopar.runtime.weights.moved_experts import move_experts, plan_for
+from autopar.runtime.weights.moved_state import StateMover
 from autopar.runtime.weights.planned_model import PlannedModel
 from autopar.runtime.weights.shard_model import shard_model, shard_state
+from autopar.runtime.weights.whole_weights import without_weights
 from autopar.young_garbage import young_garbage_only
 
 _STEP_STRIDE = 1_000_003  # a prime: seeds of neighbouring steps differ in many bits once hashed by global index
@@ -66,26 +68,6 @@ OutputMode: TypeAlias = Literal["lazy", "gather"]
 
 def _no_rows(_: Program) -> Mapping[str, int]:
     return {}
-
-
-class StepMaker(Protocol):
-    """Who makes the function of a graph: for the first arguments, and where others have new shapes."""
-
-    def step(
-        self,
-        model: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        training: bool,
-        pinned: Plan | None,
-        groups: ProcessGroups | None,
-    ) -> Step:
-        """Capture, plan, lower and emit for arguments of global shapes. pinned: the plan whose mesh and parameter
-        layouts must be kept (None: choose), groups: its processes."""
-
-    def again(self, step: Step, edited: Plan) -> Step:
-        """The same step under a plan that is an edit of its own; graphs of other arguments are planned by it, too."""
 
 
 class ParallelModule(PlannedModel):
@@ -122,6 +104,7 @@ class ParallelModule(PlannedModel):
         self._lengths = LengthHint()
         self._absent: dict[str, nn.Parameter] = {}
         self._first: Step | None = None
+        self._example: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self._data_axes: tuple[int, ...] = ()
         self._held = HeldGradients()
         self._check_calls = check_calls
@@ -166,10 +149,20 @@ class ParallelModule(PlannedModel):
 
     def _build_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         training = self._wants_backward([*args, *kwargs.values()])
-        self._first = step = self._maker.step(self.original, args, kwargs, training=training, pinned=None, groups=None)
-        self._data_axes = self._axes_of_the_batch(step)
-        self._is_local = self._batch == "local" and self.data_shard()[1] > 1
+        step = self._maker.step(self.original, args, kwargs, training=training, pinned=None, groups=None)
+        self._example = tree_map_only(torch.Tensor, _without_values, (args, kwargs))
+        self._run_by(step, self._axes_of_the_batch(step))
         self._adopt(step)
+        self._begin(step)
+
+    def _run_by(self, step: Step, axes: tuple[int, ...]) -> None:
+        """axes: those of the batch."""
+        self._first, self._data_axes = step, axes
+        self._is_local = self._batch == "local" and self.data_shard()[1] > 1
+
+    def _begin(self, step: Step) -> None:
+        """Keep the first graph of a plan, behind the tree that it needs."""
+        args, kwargs = self._example
         args, kwargs = batches.route(self.original, args, kwargs, self.loss_fn is not None)
         leaves, spec = batches.ordered(args, kwargs, step.program)
         self._steps = KeptSteps(from_first_rank(lambda: most_graphs(step.program), "how many graphs are kept"))
@@ -212,8 +205,7 @@ class ParallelModule(PlannedModel):
         that cannot be placed, and states that do not say where they lie.
         """
         first = self._planned()
-        if self._held.cut is not None:
-            raise ConfigurationError("place_experts: gradients of no_sync() wait for their sum; run a backward outside")
+        self._refuse_unreduced("place_experts")
         with HERE.inside("place_experts"):
             self._meet_before("placing experts")
             edited = Plan.from_json(
@@ -224,6 +216,36 @@ class ParallelModule(PlannedModel):
         self._first = step
         self._steps.renew(step)
         return moved
+
+    def replan(self, plan: Plan | str | Path, optimizer: torch.optim.Optimizer | None = None) -> MovedState:
+        """Go on under another plan for the same processes: parameters, gradients, buffers and states of the optimizer
+        travel between ranks in memory, and the next call runs under the plan; all ranks call it between two steps.
+
+        plan: a Plan or its file, made for this model, these inputs and the mode in which the module is (after
+        `module.eval()` one of a forward pass alone). optimizer: whose states go along; default: that of
+        `autopar.compile`. Parameters stay the objects that they are; with stages a rank gets some and loses others, in
+        the optimizer, too. Raises ConfigurationError and PlanMismatchError, before anything moves, for plans that do
+        not fit, gradients that wait in `no_sync`, and states that do not say where they lie.
+        """
+        first = self._planned()
+        self._refuse_unreduced("replan")
+        with HERE.inside("replan"):
+            self._meet_before("moving to another plan")
+            args, kwargs = self._example
+            training = self._wants_backward([*args, *kwargs.values()])
+            skeleton = without_weights(self.original, self.training, self._absent)
+            maker, step = self._maker.under(plan, first, skeleton, args, kwargs, training=training)
+            axes = self._axes_of_the_batch(step)
+            mover = StateMover(self.original, self._absent, optimizer or self._optimizer, step)
+            self._absent, moved = mover.move(maker.cluster)
+            self._maker, self._tree = maker, ModuleTree(self.original)
+            self._run_by(step, axes)
+            self._begin(step)
+        return moved
+
+    def _refuse_unreduced(self, act: str) -> None:
+        if self._held.cut is not None:
+            raise ConfigurationError(f"{act}: gradients of no_sync() wait for their sum; run a backward outside")
 
     # running
 
@@ -366,29 +388,12 @@ class ParallelModule(PlannedModel):
             self._held.holding = before
 
 
+def _without_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Shape, dtype and whether its gradient is wanted."""
+    return torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad)
+
+
 def _shard_loaded(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     assert isinstance(module, ParallelModule)
     shard_state(module, module._planned(), state, prefix, module.absent)
 
-
-def without_weights(
-    model: nn.Module, training: bool, absent: Mapping[str, nn.Parameter] = MappingProxyType({})
-) -> nn.Module:
-    """A copy of `model` whose parameters and buffers are meta tensors of the global shapes; ties are kept.
-
-    absent: parameters that stand in it, by name, though `model` does not hold them.
-    """
-    memo: dict[int, Any] = {}
-    for tensor in (*model.parameters(), *model.buffers()):
-        empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-        is_parameter = isinstance(tensor, nn.Parameter)
-        memo[id(tensor)] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
-    for module in model.modules():  # attributes that a hook computes before each forward (weight_norm)
-        for value in vars(module).values():
-            if isinstance(value, torch.Tensor) and not value.is_leaf:
-                memo[id(value)] = value.detach()
-    skeleton = copy.deepcopy(model, memo)
-    for name, parameter in absent.items():
-        set_parameter(skeleton, name, parameter)
-    skeleton.training = training
-    return skeleton

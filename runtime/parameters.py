@@ -58,6 +58,8 @@ _COPIES = "autopar_stage_copies"
 
 def mark_copies(model: nn.Module, copies: Mapping[str, int]) -> None:
     """Note on every parameter how many rank groups of a pipeline hold it."""
+    for parameter in model.parameters():
+        setattr(parameter, _COPIES, 1)
     for name, count in copies.items():
         setattr(model.get_parameter(name), _COPIES, count)
 
@@ -70,10 +72,10 @@ def stage_copies(parameter: torch.Tensor) -> int:
 _IN_SHARDS = "autopar_in_logical_shards"
 
 
-def mark_in_shards(model: nn.Module) -> None:
-    """Note on every parameter that its gradient has equal bits on any number of processes."""
+def mark_in_shards(model: nn.Module, in_shards: bool) -> None:
+    """Note on every parameter whether its gradient has equal bits on any number of processes."""
     for parameter in model.parameters():
-        setattr(parameter, _IN_SHARDS, True)
+        setattr(parameter, _IN_SHARDS, in_shards)
 
 
 def is_in_shards(parameter: torch.Tensor) -> bool:
@@ -366,8 +368,8 @@ def rewrite_optimizer(
     modules stay. gone: ids of the old parameters that only other ranks hold.
     """
     for group in optimizer.param_groups:
-        kept = [parameter for parameter in group["params"] if id(parameter) not in gone]
-        group["params"] = [replaced.get(id(parameter), parameter) for parameter in kept]
+        reorder_group(group, [at for at, parameter in enumerate(group["params"]) if id(parameter) not in gone])
+        group["params"] = [replaced.get(id(parameter), parameter) for parameter in group["params"]]
     state = {old: values for old, values in optimizer.state.items() if id(old) not in gone}
     optimizer.state.clear()
     for old, values in state.items():
@@ -377,6 +379,13 @@ def rewrite_optimizer(
             key: value if lies is None or key == "step" else _sharded_state(value, old, lies, groups)
             for key, value in values.items()
         }
+
+
+def reorder_group(group: dict[str, Any], places: Sequence[int]) -> None:
+    """Leave those parameters in a group of an optimizer, with their names, that stand at `places`, in their order."""
+    for entry in ("params", "param_names"):
+        if entry in group:
+            group[entry] = [group[entry][at] for at in places]
 
 
 def _sharded_state(value: Any, parameter: torch.Tensor, stored: tuple[Layout, str], groups: ProcessGroups) -> Any:

@@ -168,3 +168,8 @@ def _device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
     if not dist.is_initialized():
         return lone_device_mesh(device_type, mesh.axis_names)
     return init_device_mesh(device_type, mesh.shape, mesh_dim_names=mesh.axis_names)
+
+
+def processes_of(plan: Plan, device_type: str) -> ProcessGroups:
+    """The running processes as a plan has them; all ranks call it. Raises PlanMismatchError where they are others."""
+    return StageProcesses(plan, device_type) if plan.in_stages else ProcessGroups(plan.mesh, device_type)

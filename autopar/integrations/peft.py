@@ -16,8 +16,9 @@ from autopar.errors import ConfigurationError
 from autopar.integrations.absent_package import absent
 from autopar.integrations.states import whole_state
 from autopar.runtime.consensus import attempt_on_all
-from autopar.runtime.parallel_module import ParallelModule, without_weights
+from autopar.runtime.parallel_module import ParallelModule
 from autopar.runtime.process_groups import rank
+from autopar.runtime.weights.whole_weights import without_weights
 
 try:
     from peft import PeftModel, set_peft_model_state_dict

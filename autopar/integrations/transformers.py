@@ -26,7 +26,8 @@ from autopar.integrations.accelerate import Accelerator
 from autopar.integrations.prepared_module import compiled_in, plain
 from autopar.integrations.states import folder_in, whole_state
 from autopar.runtime.checkpoints.checkpoint import load, save
-from autopar.runtime.parallel_module import ParallelModule, without_weights
+from autopar.runtime.parallel_module import ParallelModule
+from autopar.runtime.weights.whole_weights import without_weights
 
 try:
     import transformers

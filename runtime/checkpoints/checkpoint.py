@@ -158,23 +158,28 @@ def _written_by_this_rank(data: Path) -> dict[str, SavedFile]:
 
 
 def _commit(folder: Path, data: Path, snapshot: Snapshot, files: Mapping[str, SavedFile]) -> bool:
-    forms = identities.saved_forms(read_metadata(data))
-    manifest = Manifest(
+    commit(folder, manifest_of(snapshot, data.name, identities.saved_forms(read_metadata(data)), files))
+    return True
+
+
+def manifest_of(
+    snapshot: Snapshot, folder: str, forms: identities.Forms, files: Mapping[str, SavedFile]
+) -> Manifest:
+    """What says that a snapshot is a checkpoint. folder: of its tensors; forms: what the index says that they hold."""
+    return Manifest(
         format=FORMAT,
         autopar=_version(),
         torch=str(torch.__version__),
         plan=snapshot.plan,
         processes=world_size(),
         step=snapshot.step,
-        folder=data.name,
+        folder=folder,
         optimizer=snapshot.optimizer,
         groups=snapshot.groups,
         tensors={name: form for name, form in forms.items() if form is not None},
         objects=tuple(name for name, form in forms.items() if form is None),
         files=files,
     )
-    commit(folder, manifest)
-    return True
 
 
 def _version() -> str:

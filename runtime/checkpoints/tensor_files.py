@@ -32,7 +32,7 @@ from autopar.runtime.consensus import exchanging
 State = dict[str, Any]
 """Name -> tensor, DTensor or plain data."""
 INDEX = ".metadata"
-_AS_THEY_ARE = {"flatten_state_dict": False, "flatten_sharded_tensors": False}
+AS_THEY_ARE = {"flatten_state_dict": False, "flatten_sharded_tensors": False}
 """Names and values: torch would go through what users keep, and make words of keys that are numbers."""
 _INDEX_CLASSES = {
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
@@ -60,7 +60,7 @@ def write_tensors(state: State, folder: Path) -> Metadata:
             index: Metadata = state_dict_saver.save(
                 state,
                 storage_writer=FileSystemWriter(folder),
-                planner=DefaultSavePlanner(**_AS_THEY_ARE),
+                planner=DefaultSavePlanner(**AS_THEY_ARE),
             )
     except (OSError, RuntimeError, CheckpointException) as error:
         raise ConfigurationError(f"cannot write {folder}: {_first_cause(error)}") from error
@@ -152,7 +152,7 @@ class _DataPlanner(DefaultLoadPlanner):
     """Reads values that are no tensors as data."""
 
     def __init__(self) -> None:
-        super().__init__(**_AS_THEY_ARE)
+        super().__init__(**AS_THEY_ARE)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         self.state_dict[read_item.dest_index.fqn] = _read_plain(value)

@@ -14,28 +14,19 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 
 from autopar.errors import ConfigurationError
-from autopar.layouts.placement import Layout, Mesh, local_runs
+from autopar.layouts.index_blocks import Runs
 from autopar.runtime.weights.safetensors_file import SavedTensor
 
 _SMALLEST_GAP = 512
 """Bytes between two ranges that are read rather than skipped."""
 _MOST_AT_ONCE = 16 << 20
 """Bytes of one call, and about those of a span that is read for its parts."""
-
-Runs: TypeAlias = Sequence[tuple[int, int]]
-"""(start, length) of indices along a dim, in the order of the block: ascending, but for placed experts."""
-
-
-def block_runs(shape: Sequence[int], layout: Layout, mesh: Mesh, place: int) -> list[Runs]:
-    """The indices along every dim that the rank at `place` of the mesh holds of a tensor of this shape."""
-    coordinate = mesh.coordinate(place)
-    return [local_runs(size, layout, dim, mesh, coordinate) for dim, size in enumerate(shape)]
 
 
 class BlockReader:

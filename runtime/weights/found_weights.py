@@ -22,10 +22,11 @@ import torch
 from torch import nn
 
 from autopar.errors import ConfigurationError, RankMismatchError
+from autopar.layouts.index_blocks import Runs
 from autopar.nearest_name import did_you_mean
 from autopar.plans.plan_text import format_bytes
 from autopar.runtime.consensus import attempt_on_all, gather_from_all
-from autopar.runtime.weights.block_reader import BlockReader, Runs
+from autopar.runtime.weights.block_reader import BlockReader
 from autopar.runtime.weights.safetensors_file import SavedTensor
 from autopar.runtime.weights.weight_files import read_weight_files, some_names
 

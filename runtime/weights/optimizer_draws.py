@@ -68,3 +68,11 @@ def _each(optimizer: torch.optim.Optimizer, act: Any) -> None:
     draws = next((found for each in held if (found := getattr(each, _MARK, None)) is not None), None)
     if draws is not None:
         act(draws)
+
+
+def share_draws(parameters: Iterable[nn.Parameter]) -> None:
+    """Parameters of a module that came to this rank are watched as those that it had."""
+    held = list(parameters)
+    draws = next((found for each in held if (found := getattr(each, _MARK, None)) is not None), None)
+    for each in held if draws is not None else ():
+        setattr(each, _MARK, draws)

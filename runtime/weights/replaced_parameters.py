@@ -14,12 +14,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autopar.errors import ConfigurationError
 from autopar.runtime.guards.unfit_optimizers import refuse_unfit
 
 _MARK = "autopar_replaced"
+_MOVED = "autopar_changes_of_hands"
+"""On parameters that moved, how often ranks got or lost some of their module; on optimizers, how often they knew of."""
 
 
 class ReplacedParameter(nn.Parameter):
@@ -58,7 +61,9 @@ def check_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Before every step of every optimizer. Raises ConfigurationError where its parameters are not those of the module,
     or not such that it can step."""
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    _refuse_without_arrivals(optimizer, held)
     _refuse_replaced(optimizer, held)
+    _refuse_left_behind(optimizer, held)
     refuse_unfit(optimizer, held)
 
 
@@ -70,3 +75,48 @@ def _refuse_replaced(optimizer: torch.optim.Optimizer, held: list[torch.Tensor])
             f"autopar.compile ({names[0]}, ...), which nothing trains: make it behind compile, from "
             "module.parameters(), or hand it over: autopar.compile(model, ..., optimizer=optimizer)"
         )
+
+
+def mark_moved(
+    parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer | None, *, hands_changed: bool
+) -> None:
+    """Note on parameters that they lie otherwise than before, and on the optimizer that went along, if any, that it
+    knows. hands_changed: whether ranks got parameters that they did not have, or lost some."""
+    held = list(parameters)
+    changes = max((getattr(each, _MOVED, 0) for each in held), default=0) + hands_changed
+    for each in held:
+        setattr(each, _MOVED, changes)
+    if optimizer is not None:
+        setattr(optimizer, _MOVED, changes)
+    _watch_optimizers()
+
+
+def _refuse_without_arrivals(optimizer: torch.optim.Optimizer, held: list[torch.Tensor]) -> None:
+    """An optimizer that stepped before parameters came to this rank, and was not handed over, does not train them."""
+    changes = max((getattr(each, _MOVED, 0) for each in held), default=0)
+    if optimizer.__dict__.setdefault(_MOVED, changes) < changes:
+        raise ConfigurationError(
+            f"this {type(optimizer).__name__} was not handed over when parameters of the module went to other ranks: "
+            "it does not have those that came here; write module.replan(plan, optimizer), or make a new one from "
+            "module.parameters()"
+        )
+
+
+def _refuse_left_behind(optimizer: torch.optim.Optimizer, held: list[torch.Tensor]) -> None:
+    """Of parameters that went to another plan, the states must have gone along."""
+    for parameter in held:
+        if not hasattr(parameter, _MOVED) or parameter not in optimizer.state:
+            continue
+        for key, value in optimizer.state[parameter].items():
+            if isinstance(value, DTensor) and isinstance(parameter, DTensor) and not _lies_beside(value, parameter):
+                raise ConfigurationError(
+                    f"{key} of a parameter of shape {tuple(parameter.shape)} in an {type(optimizer).__name__} lies as "
+                    f"{value.placements} on {value.device_mesh}, and the parameter as {parameter.placements} on "
+                    f"{parameter.device_mesh}: the optimizer was not handed over when the module went to another plan; "
+                    "write module.replan(plan, optimizer)"
+                )
+
+
+def _lies_beside(value: DTensor, parameter: DTensor) -> bool:
+    same = value.shape != parameter.shape or value.placements == parameter.placements
+    return same and value.device_mesh == parameter.device_mesh

@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from autopar._compat import share_gradient_hooks
+from autopar.layouts.index_blocks import Block, block_of
 from autopar.layouts.placement import Layout
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.consensus import attempt_on_all
@@ -40,7 +41,6 @@ from autopar.runtime.parameters import (
 )
 from autopar.runtime.process_groups import ProcessGroups
 from autopar.runtime.step.emitted_step import Step
-from autopar.runtime.weights.block_reader import Runs, block_runs
 from autopar.runtime.weights.found_weights import FoundWeights, WantedTensor, read_blocks, wanted_tensors
 from autopar.runtime.weights.initial_weights import Sync, agree_on_weights
 from autopar.runtime.weights.initialise import fill_buffers, initialise, is_on_meta
@@ -88,12 +88,7 @@ def shard_model(
     for parameter, names in known:
         if id(parameter) in replaced and share_gradient_hooks(parameter, replaced[id(parameter)]) and not alone:
             log.info("gradient hooks of %s get the reduced gradient as a DTensor from now on", names[0])
-    mark_copies(model, step.stage_parameters.copies)
-    if len(groups.meshes) > 1:
-        mark_gradients(model, OF_A_PIPELINE)
-    if plan.shards:
-        mark_in_shards(model)
-        mark_gradients(model, OF_SHARDS)
+    mark_parameters(model, step)
     if optimizer is not None:
         rewrite_optimizer(optimizer, replaced, lies, groups, gone)
     old = {*replaced, *gone}
@@ -102,6 +97,14 @@ def shard_model(
     if not alone:
         OptimizerDraws(model.parameters(), seed)
     return left_out
+
+
+def mark_parameters(model: nn.Module, step: Step) -> None:
+    """Note on the parameters of a sharded model what norms and gradients must know of the plan of a step."""
+    mark_copies(model, step.stage_parameters.copies)
+    mark_in_shards(model, step.own_plan.shards > 0)
+    in_stages = OF_A_PIPELINE if len(step.groups.meshes) > 1 else ""
+    mark_gradients(model, OF_SHARDS if step.own_plan.shards else in_stages)
 
 
 def _stored(names: Sequence[str], plan: Plan) -> tuple[Layout, str]:
@@ -143,11 +146,11 @@ def read_weights(model: nn.Module, step: Step, weights: FoundWeights) -> dict[in
     return replaced
 
 
-def _runs(step: Step, wanted: WantedTensor) -> list[Runs]:
+def _runs(step: Step, wanted: WantedTensor) -> Block:
     """What this rank keeps of a parameter; all of a buffer."""
     plan, groups = step.own_plan, step.groups
     layout = stored_layout(wanted.names, plan.parameters, plan.layout_mesh)
-    return block_runs(wanted.tensor.shape, layout, groups.mesh, groups.place)
+    return block_of(wanted.tensor.shape, layout, groups.mesh, groups.place)
 
 
 def _shard_buffers(model: nn.Module, plan: Plan, groups: ProcessGroups) -> None:
@@ -170,12 +173,12 @@ def load_into(module: nn.Module, step: Step, weights: FoundWeights) -> None:
             local_tensor(each.tensor).copy_(block)
 
 
-def _runs_of_held(step: Step, wanted: WantedTensor) -> list[Runs]:
+def _runs_of_held(step: Step, wanted: WantedTensor) -> Block:
     buffers = step.own_plan.buffers
     layout = next((buffers[name] for name in wanted.names if name in buffers), None)
     if layout is None or isinstance(wanted.tensor, nn.Parameter):
         return _runs(step, wanted)
-    return block_runs(wanted.tensor.shape, layout, step.groups.mesh, step.groups.place)
+    return block_of(wanted.tensor.shape, layout, step.groups.mesh, step.groups.place)
 
 
 def shard_state(module: nn.Module, step: Step, state: dict[str, Any], prefix: str, absent: Collection[str]) -> None:

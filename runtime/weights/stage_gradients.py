@@ -98,17 +98,22 @@ def of_stage(tensor: torch.Tensor, refusal: str = OF_A_PIPELINE) -> torch.Tensor
 
 
 def mark_gradients(model: nn.Module, refusal: str) -> None:
-    """From now on a gradient that backward leaves at a parameter of `model` is a `StageGradient`."""
+    """From now on a gradient that backward leaves at a parameter of `model` is a `StageGradient`; none is, where
+    there is no reason to refuse (""), as behind a change of plans."""
     for parameter in model.parameters():
-        if parameter.requires_grad:
+        is_watched = hasattr(parameter, _REFUSAL)
+        if parameter.requires_grad and (refusal or is_watched):
             setattr(parameter, _REFUSAL, refusal)
-            parameter.register_post_accumulate_grad_hook(_mark)  # type: ignore[no-untyped-call]
+            if not is_watched:
+                parameter.register_post_accumulate_grad_hook(_mark)  # type: ignore[no-untyped-call]
+            _mark(parameter)
     _watch_optimizers()
 
 
 def _mark(parameter: torch.Tensor) -> None:
-    if parameter.grad is not None:
-        parameter.grad = of_stage(parameter.grad, getattr(parameter, _REFUSAL))
+    refusal = getattr(parameter, _REFUSAL, "")
+    if parameter.grad is not None and refusal:
+        parameter.grad = of_stage(parameter.grad, refusal)
 
 
 @functools.cache
@@ -130,4 +135,4 @@ def _mark_again(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 def _marked(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     for group in optimizer.param_groups:
-        yield from (parameter for parameter in group["params"] if hasattr(parameter, _REFUSAL))
+        yield from (parameter for parameter in group["params"] if getattr(parameter, _REFUSAL, ""))

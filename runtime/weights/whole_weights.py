@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -96,3 +97,26 @@ def plain_copy(model: nn.Module, absent: Mapping[str, nn.Parameter], tensors: Ma
         set_parameter(made, name, elsewhere[id(empty)])
     made.training = model.training  # submodules have their own
     return made
+
+
+def without_weights(
+    model: nn.Module, training: bool, absent: Mapping[str, nn.Parameter] = MappingProxyType({})
+) -> nn.Module:
+    """A copy of `model` whose parameters and buffers are meta tensors of the global shapes; ties are kept.
+
+    absent: parameters that stand in it, by name, though `model` does not hold them.
+    """
+    memo: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        is_parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
+    for module in model.modules():  # attributes that a hook computes before each forward (weight_norm)
+        for value in vars(module).values():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach()
+    skeleton = copy.deepcopy(model, memo)
+    for name, parameter in absent.items():
+        set_parameter(skeleton, name, parameter)
+    skeleton.training = training
+    return skeleton

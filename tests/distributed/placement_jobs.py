@@ -166,6 +166,20 @@ def switched(dims: dict[str, int], wrong: str = "") -> dict[str, Any]:
     return {"errors": found, "came": came, "order": first.expert_order[""], "refused": _refused(module, edit)}
 
 
+def replanned(dims: dict[str, int], other: dict[str, int]) -> dict[str, float]:
+    """Two steps with placed experts, two under another plan, and two with placed experts again: what differs from one
+    device's six."""
+    module = autopar.compile(model(), batch(0), plan=planned(dims).with_(expert_order={"": ORDER}))
+    optimizer, alone, plan = adamw(module), model(), module.plan
+    own = adamw(alone)
+    wanted, steps = train(alone, own, range(6)), train(module, optimizer, range(2))
+    for at, to in ((2, planned(other)), (4, plan)):
+        module.replan(to, optimizer)
+        steps += train(module, optimizer, range(at, at + 2))
+    found = {f"step {i}": apart(*pair) for i, pair in enumerate(zip(steps, wanted, strict=True))}
+    return {**found, "values": apart(values(module, optimizer), values(alone, own))}
+
+
 def _spoiled(wrong: str) -> Any:
     moves = moved_experts._exchange
 

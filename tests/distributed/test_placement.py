@@ -45,3 +45,9 @@ def test_experts_change_places_between_steps_and_training_goes_on(pool: Pool, di
 def test_experts_that_are_left_behind_are_noticed(pool: Pool, wrong: str) -> None:
     (found, *_) = pool.run(f"{JOBS}:switched", world_size=2, timeout=300.0, dims={"ep": 2}, wrong=wrong)
     assert found["errors"]["values"] > 1e-4
+
+
+@pytest.mark.exhaustive
+def test_placed_experts_go_to_another_plan_and_back(pool: Pool) -> None:
+    for found in pool.run(f"{JOBS}:replanned", world_size=2, dims={"ep": 2}, other={"dp_shard": 2}):
+        assert max(found.values()) < 1e-9, found

@@ -16,11 +16,12 @@ import transformers
 from torch import nn
 
 import autopar
+from autopar.layouts.index_blocks import Block, block_of
 from autopar.layouts.placement import Layout, Mesh
 from autopar.plans.parallel_plan import Plan
 from autopar.runtime.parameters import full_tensor, local_tensor
 from autopar.runtime.weights import shard_model, written_weights
-from autopar.runtime.weights.block_reader import BlockReader, Runs, block_runs
+from autopar.runtime.weights.block_reader import BlockReader
 from tests.distributed.captured_once import capture_once, compile_once, prepared_by
 from tests.distributed.pipeline_jobs import captured as captured_case
 from tests.distributed.pipeline_jobs import gathered
@@ -68,8 +69,8 @@ def _counted() -> Iterator[list[int]]:
         yield counts
 
 
-def _of_rank_0(shape: tuple[int, ...], layout: Layout, mesh: Mesh, _place: int) -> list[Runs]:
-    return block_runs(shape, layout, mesh, 0)
+def _of_rank_0(shape: tuple[int, ...], layout: Layout, mesh: Mesh, _place: int) -> Block:
+    return block_of(shape, layout, mesh, 0)
 
 
 @prepared_by(captured_llama)
@@ -79,7 +80,7 @@ def of_files(dims: dict[str, int], first: str, second: str, out: str, planted: b
     planted: the mutation by which every rank reads the block of rank 0."""
     with pytest.MonkeyPatch.context() as patch, _counted() as counts:
         if planted:
-            patch.setattr(shard_model, "block_runs", _of_rank_0)
+            patch.setattr(shard_model, "block_of", _of_rank_0)
         module = compile_once("llama of files", llama(None), words(), dims=dims, weights=first)
     reference = llama(1)
     blocks = [local_tensor(parameter) for parameter in module.parameters()]

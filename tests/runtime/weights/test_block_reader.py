@@ -10,9 +10,10 @@ import safetensors.torch
 import torch
 
 from autopar.errors import ConfigurationError
+from autopar.layouts.index_blocks import block_of
 from autopar.layouts.placement import Layout, Mesh, Replicate, Shard
 from autopar.runtime.parameters import local_block
-from autopar.runtime.weights.block_reader import BlockReader, block_runs
+from autopar.runtime.weights.block_reader import BlockReader
 from autopar.runtime.weights.safetensors_file import SavedTensor, read_header
 
 R = Replicate()
@@ -47,7 +48,7 @@ def test_every_rank_reads_its_block_and_nothing_else(name: str, dtype: torch.dty
     where = saved(tmp_path, whole)
     for place in range(mesh.size):
         with BlockReader() as reader:
-            block = reader.read(where, block_runs(shape, layout, mesh, place))
+            block = reader.read(where, block_of(shape, layout, mesh, place))
         expected = local_block(whole, layout, mesh, place)
         assert torch.equal(block, expected)
         if dtype == torch.float32:  # narrower ones have gaps below a sector
@@ -59,7 +60,7 @@ def test_the_block_of_another_rank_is_another(tmp_path: Path) -> None:
     shape, mesh, layout = CASES["strided twice"]
     whole = torch.arange(float(math.prod(shape))).view(shape)
     with BlockReader() as reader:
-        block = reader.read(saved(tmp_path, whole), block_runs(shape, layout, mesh, 1))
+        block = reader.read(saved(tmp_path, whole), block_of(shape, layout, mesh, 1))
     assert not torch.equal(block, local_block(whole, layout, mesh, 0))
 
 
