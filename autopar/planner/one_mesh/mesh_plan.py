@@ -306,6 +306,7 @@ def _within_memory(query: Query, attempt: Attempt, search: WithinMemory) -> Atte
             found.append(attempt)
             if shows_beyond(attempt.candidate.plan) and not search.ahead:
                 search.ahead = LIMITS.room_of_early_gathers * query.budget_bytes
+                search.query = replace(query, stop_above=math.inf)  # its step is to be shorter, not its sum
                 continue
             has_no_room = search.ahead and not attempt.candidate.plan.copy_ahead_bytes
             if len(found) > 1 or (attempt.excess > -LIMITS.unused_share * query.budget_bytes and not has_no_room):
