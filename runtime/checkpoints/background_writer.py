@@ -223,7 +223,7 @@ def _done(request: WriteRequest, memory: dict[str, torch.Tensor]) -> str:
             _tell(request, _Written(files={}, writes=(), error=why))
             if request.commit is not None:
                 abandon(request.folder)
-        except Exception:  # the folder is gone: rank 0 hears of it from its own writer
+        except ConfigurationError:  # the folder is gone: rank 0 hears of it from its own writer
             return why
         return why
     return ""
